@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 from cdc.log_row import LOG_SCHEMA
 from cdc.table import Column, ReplicaIdentity, TableSchema
@@ -26,6 +27,15 @@ FOLDED = pa.schema(
         LOG_SCHEMA.field("payload"),
     ]
 )
+
+
+def with_one_delta_writer(fixture: str, *others: str) -> pytest.MarkDecorator:
+    """Have a test show by the indexed writer alone what no writer decides; the slow run has them all.
+
+    fixture: the one whose parameter is the writer; others: parameters of it that are no Delta writers.
+    """
+    slow = [pytest.param(writer, marks=pytest.mark.slow) for writer in ("delta-rs", "spark")]
+    return pytest.mark.parametrize(fixture, ["indexed", *slow, *others], indirect=True)
 
 
 def column(id_: int, name: str, type_name: str = "text", *, oid: int = 25, key: int | None = None, **more) -> Column:

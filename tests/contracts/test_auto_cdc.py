@@ -41,7 +41,23 @@ WITHOUT_CITY = {
     (125, "Mercedes", "Guadalajara", 2, None),
     (126, "Lily", "Cancun", 2, None),
 }
-cut = pytest.mark.parametrize("ends", [[6], [1, 2, 3, 5, 6], [5, 6]], ids=str)
+WHOLE, APART = [6], [1, 2, 3, 5, 6]
+CUTS = [WHOLE, APART, [5, 6]]
+
+
+def written(*by_delta_rs: list[int]) -> pytest.MarkDecorator:
+    """Who writes, and where the ranges end; the default run has the indexed writer in two ways, and these."""
+    quick = {"indexed": (WHOLE, APART), "delta-rs": by_delta_rs, "spark": ()}
+    return pytest.mark.parametrize(
+        ("writing", "ends"),
+        [
+            pytest.param(writer, ends, marks=() if ends in quick[writer] else pytest.mark.slow)
+            for writer in quick
+            for ends in CUTS
+        ],
+        indirect=["writing"],
+        ids=str,
+    )
 
 
 def people(*more: tuple[Any, ...]) -> list[Row]:
@@ -53,7 +69,7 @@ def people(*more: tuple[Any, ...]) -> list[Row]:
     return found
 
 
-@pytest.fixture(name="writing", params=["indexed", "delta-rs", pytest.param("spark", marks=pytest.mark.slow)])
+@pytest.fixture(name="writing")
 def _writing(request: pytest.FixtureRequest) -> tuple[Writer, Any]:
     """Who writes, and the session if that is Spark."""
     return Writer(request.param), request.getfixturevalue("spark") if request.param == "spark" else None
@@ -70,7 +86,7 @@ def filled(folder: Path, said: dict[str, Any], writing: tuple[Writer, Any], rows
     return lake
 
 
-@cut
+@written(APART)
 @pytest.mark.parametrize(
     ("more", "expected"), [([], NOW), (TRUNCATE, {(125, "Mercedes", "Guadalajara")})], ids=["all", "truncated"]
 )
@@ -83,19 +99,29 @@ def test_the_examples_of_type_1_give_the_rows_of_their_documentation(
     assert len(found) == len(expected)
 
 
-@cut
-@pytest.mark.parametrize(
-    ("said", "expected"),
-    [
-        ({}, VERSIONS),
-        ({"track_history_except_column_list": ("large",)}, WITHOUT_CITY),
-        ({"track_history_column_list": ("plain",)}, WITHOUT_CITY),
-    ],
-    ids=["every column", "all but city", "name"],
-)
+@written(APART)
 def test_the_examples_of_type_2_give_the_rows_of_their_documentation(
-    tmp_path: Path, writing: tuple[Writer, Any], said: dict[str, Any], expected: set[Any], ends: list[int]
+    tmp_path: Path, writing: tuple[Writer, Any], ends: list[int]
 ) -> None:
+    check_versions(tmp_path, writing, {}, ends, VERSIONS)
+
+
+@written()
+@pytest.mark.parametrize(
+    "said",
+    [{"track_history_except_column_list": ("large",)}, {"track_history_column_list": ("plain",)}],
+    ids=["all but city", "name"],
+)
+def test_a_column_that_is_not_tracked_begins_no_version_in_the_examples_of_type_2(
+    tmp_path: Path, writing: tuple[Writer, Any], said: dict[str, Any], ends: list[int]
+) -> None:
+    check_versions(tmp_path, writing, said, ends, WITHOUT_CITY)
+
+
+def check_versions(
+    tmp_path: Path, writing: tuple[Writer, Any], said: dict[str, Any], ends: list[int], expected: set[Any]
+) -> None:
+    """See that a target of type 2 has these versions after the ranges."""
     found = filled(tmp_path, {"stored_as_scd_type": 2, **said}, writing, people(), ends).rows()
 
     assert {(r["id"], r["plain"], r["large"], r["__START_AT"], r["__END_AT"]) for r in found} == expected

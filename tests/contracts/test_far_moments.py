@@ -1,4 +1,4 @@
-"""Moments far away, 9999 for what never ends: whoever writes them, others read the same."""
+"""Moments far away, 9999 for what never ends, and those of a clock change: all read what one writer wrote."""
 
 from __future__ import annotations
 
@@ -25,32 +25,42 @@ SCHEMA = replace(
 )
 
 
+SHAPES = {"arrow by delta-rs": Writer.DELTA_RS, "arrow by Spark": Writer.SPARK, "frame by Spark": Writer.SPARK}
+QUICK = "arrow by delta-rs"
+NEVER_OR_TWICE = ["2026-03-29 02:30:00.5", "2026-10-25 02:30:00"]
+"""Moments without a zone that clocks in some zones never show, or show twice."""
+
+
+def image(text: str, position: int, ordinal: int) -> Row:
+    return Row((f"{text}+00",), position, {1: f"{text}+00", 2: text, 3: text[:10]}, ordinal=ordinal)
+
+
 @pytest.mark.usefixtures("with_delta")
 @pytest.mark.parametrize(
-    "shape",
-    [
-        "arrow by delta-rs",
-        *(pytest.param(shape, marks=pytest.mark.slow) for shape in ("arrow by Spark", "frame by Spark")),
-    ],
+    "shape", [pytest.param(shape, marks=() if shape == QUICK else pytest.mark.slow) for shape in SHAPES]
 )
 def test_a_far_moment_is_the_same_to_every_reader(spark: SparkSession, tmp_path: Path, shape: str) -> None:
-    writer = Writer.DELTA_RS if shape == "arrow by delta-rs" else Writer.SPARK
-    sink = DeltaSink(DeltaSettings("lake", f"{tmp_path}/{{schema}}/{{table}}", writer), spark)
+    path = f"{tmp_path}/{{schema}}/{{table}}"
+    sink = DeltaSink(DeltaSettings("lake", path, SHAPES[shape]), spark)
     sink.open("log-1")
     for position in (10, 20):  # appended, then merged
-        rows = [
-            Row((f"{text}+00",), position, {1: f"{text}+00", 2: text, 3: text[:10]}, ordinal=n)
-            for n, text in enumerate(MOMENTS)
-        ]
-        made = batch(rows, position - 10, position, SCHEMA)
+        made = batch([image(text, position, n) for n, text in enumerate(MOMENTS)], position - 10, position, SCHEMA)
         if shape == "frame by Spark" and made.rows is not None:
             frame = spark.createDataFrame(made.rows.drop_columns(["payload"]))
             made = replace(made, rows=None, frame=frame)
-        record = sink.apply(made)
-    wanted = [datetime.fromisoformat(text) for text in MOMENTS]
+        sink.apply(made)
+    sink.close()
+    by_spark = DeltaSink(DeltaSettings("lake", path, Writer.SPARK), spark)
+    by_spark.open("log-1")
+    never, twice = NEVER_OR_TWICE
+    moved = Row((f"{twice}+00",), 29, {1: f"{twice}+00", 2: twice}, base=(f"{MOMENTS[-1]}+00",), complete=False)
+    record = by_spark.apply(batch([image(never, 28, 0), moved], 20, 30, SCHEMA))
+
+    days = {text: text[:10] for text in (*MOMENTS, never)} | {twice: MOMENTS[-1][:10]}
     found = sorted(read_target(record.target, record.version).read_all().to_pylist(), key=lambda row: row["plain"])
-    assert [(row["at"], row["plain"], row["day"]) for row in found] == [
-        (moment.replace(tzinfo=UTC), moment, date(moment.year, moment.month, moment.day)) for moment in wanted
-    ]
+    assert [(row["at"], row["plain"], row["day"]) for row in found] == sorted(
+        (datetime.fromisoformat(text).replace(tzinfo=UTC), datetime.fromisoformat(text), date.fromisoformat(day))
+        for text, day in days.items()
+    )
     there = spark.read.format("delta").load(record.target).select("at", "plain").orderBy("plain").toArrow().to_pylist()
     assert [(row["at"], row["plain"]) for row in there] == [(row["at"], row["plain"]) for row in found]

@@ -57,15 +57,13 @@ def test_a_text_is_in_the_target_as_it_was(tmp_path: Path, keeping: HistoryMode)
 
 
 @pytest.mark.parametrize("keeping", ALL_SETTINGS)
-@pytest.mark.parametrize(("text", "why"), LOST.items())
-def test_a_text_that_would_come_back_as_another_or_not_at_all_is_refused(
-    tmp_path: Path, keeping: HistoryMode, text: str, why: str
-) -> None:
+def test_a_text_that_would_come_back_as_another_or_not_at_all_is_refused(tmp_path: Path, keeping: HistoryMode) -> None:
     lake = Lake(str(tmp_path), ALL_SETTINGS[keeping], rules=PARTED)
     lake.apply([log_row(RELATION, (5, 0), "c", key=["1"], after={1: "1", 2: "a"})], 0, 5)
-    with pytest.raises(CdcError, match=f"column 'plain' contains .*{why}"):
-        lake.apply([log_row(RELATION, (6, 0), "c", key=["2"], after={1: "2", 2: text})], 5, 6)
-    assert [row["plain"] for row in lake.rows()] == ["a"]
+    for text, why in LOST.items():
+        with pytest.raises(CdcError, match=f"column 'plain' contains .*{why}"):
+            lake.apply([log_row(RELATION, (6, 0), "c", key=["2"], after={1: "2", 2: text})], 5, 6)
+        assert [row["plain"] for row in lake.rows()] == ["a"], text
 
 
 @pytest.mark.slow

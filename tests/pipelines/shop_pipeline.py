@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from uuid import uuid4
 
 import pyarrow as pa
 
@@ -16,6 +18,7 @@ from cdc.catalog import Catalog
 from cdc.config import Definition, load_definition
 from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter, SegmentLimits
+from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
 from cdc.stores.lake_reader import Lake, read_target
 from cdc.stores.search_index_reader import SearchIndex
@@ -25,6 +28,7 @@ from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.sink_status_reporter import SinkFigures
 from pipelines.sink_factory import build_sink
 from pipelines.sink_loop import SinkLoop
+from tests.fixtures.catalog import put_catalog
 from tests.log.rows import IDENTITY, LIMITS, info, row, schema_of, table
 
 ORDERS, ITEMS = 16384, 16385
@@ -76,11 +80,17 @@ class ShopPipeline:
 
     folder: Path
     definition: Definition
-    writer: LogWriter
+    open_writer: Callable[[], LogWriter]
+    """Always the same one: most tests only read the log, and to open a writer takes longer than to copy the log."""
 
-    def append(self, position: int, rows: list[dict[str, Any]]) -> None:
+    @property
+    def writer(self) -> LogWriter:
+        return self.open_writer()
+
+    def append(self, position: int, rows: list[dict[str, Any]] | pa.Table) -> None:
         """Add a transaction to the log."""
-        self.writer.commit(self.writer.stage(table(*rows)), info(position))
+        made = rows if isinstance(rows, pa.Table) else table(*rows)
+        self.writer.commit(self.writer.stage(made), info(position))
 
     def drive(self, sink: str, upto: int = END) -> None:
         """Apply the log to a sink up to a position: its first transaction, then the others in one batch."""
@@ -120,24 +130,41 @@ class ShopPipeline:
 FIGURES = metrics.Metrics()
 
 
+def repeated(row: dict[str, Any], count: int) -> pa.Table:
+    """So many rows that differ in their ordinals alone: to make one after the other takes a second per 50,000."""
+    rows = table(row).take(pa.array([0] * count))
+    ordinal = LOG_SCHEMA.get_field_index("ordinal")
+    return rows.set_column(ordinal, LOG_SCHEMA.field(ordinal), pa.array(range(count), LOG_SCHEMA.field(ordinal).type))
+
+
 def delta_rows(target: str, version: int | None = None) -> list[dict[str, Any]]:
     """A Delta table's rows by key."""
     return sorted(pa.table(read_target(target, version)).to_pylist(), key=lambda row: row["id"])
 
 
 @cache
-def empty_catalog() -> bytes:
-    """The file of a catalog with nothing in it: to make its tables takes longer than to copy them."""
-    with TemporaryDirectory() as folder:
-        Catalog.open(f"sqlite:///{folder}/catalog.db").close()
-        return Path(folder, "catalog.db").read_bytes()
+def whole_log(limits: SegmentLimits) -> tuple[TemporaryDirectory[str], str]:
+    """(folder of a log with the whole history, its id); to write it takes longer than to copy it."""
+    folder = TemporaryDirectory()
+    writer = LogWriter.open(folder.name, IDENTITY, limits)
+    for position, rows in history():
+        writer.commit(writer.stage(table(*rows)), info(position))
+    return folder, writer.log_id
+
+
+def copy_log(place: Path, limits: SegmentLimits) -> None:
+    """Put a log with the whole history there, which has an id of its own."""
+    folder, log_id = whole_log(limits)
+    shutil.copytree(folder.name, place)
+    own = str(uuid4())
+    for commit in place.glob("changes/_delta_log/*.json"):
+        commit.write_text(commit.read_text().replace(log_id, own))
 
 
 def make_shop(folder: Path, limits: SegmentLimits = LIMITS) -> ShopPipeline:
     """The pipeline with its whole history in the log, and nothing applied."""
     folder.mkdir(exist_ok=True)
-    path = folder / "shop.yaml"
-    path.write_text(
+    (folder / "shop.yaml").write_text(
         f"name: shop\nsource: {{dsn: 'postgresql://nobody@127.0.0.1:1/nowhere'}}\ntables: [{{match: 'shop.*'}}]\n"
         f"log: {{path: '{folder}/log'}}\n"
         "spark: {trigger: 0s}\n"  # each step of a runner applies what there is
@@ -145,10 +172,42 @@ def make_shop(folder: Path, limits: SegmentLimits = LIMITS) -> ShopPipeline:
         f"- {{type: delta, name: lake, path: '{folder}/lake/{{schema}}/{{table}}'}}\n"
         f"- {{type: search, name: find, path: '{folder}/find'}}\n"
     )
-    catalog = folder / "catalog.db"
-    catalog.touch(0o600)
-    catalog.write_bytes(empty_catalog())
-    shop = ShopPipeline(folder, load_definition(path), LogWriter.open(folder / "log", IDENTITY, limits))
-    for position, rows in history():
-        shop.append(position, rows)
-    return shop
+    put_catalog(folder)
+    copy_log(folder / "log", limits)
+    return _shop_in(folder, limits)
+
+
+def _shop_in(folder: Path, limits: SegmentLimits) -> ShopPipeline:
+    return ShopPipeline(
+        folder, load_definition(folder / "shop.yaml"), cache(partial(LogWriter, folder / "log", limits))
+    )
+
+
+class KeptShop:
+    """A pipeline with applied sinks that is made once in a process; every test gets it as it was made.
+
+    It is always put in the same folder: what a sink publishes has the paths of its targets.
+    """
+
+    def __init__(self, make: Callable[[ShopPipeline], object], limits: SegmentLimits = LIMITS) -> None:
+        self._limits = limits
+        self._home = TemporaryDirectory()
+        self._folder, self._kept = Path(self._home.name, "shop"), Path(self._home.name, "kept")
+        make(make_shop(self._folder, limits))
+        self._folder.rename(self._kept)
+
+    def put(self) -> ShopPipeline:
+        """Put it there anew."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.copytree(self._kept, self._folder)
+        return _shop_in(self._folder, self._limits)
+
+
+@cache
+def _applied(sink: str, upto: int, limits: SegmentLimits) -> KeptShop:
+    return KeptShop(lambda shop: shop.drive(sink, upto), limits)
+
+
+def applied_shop(sink: str = "lake", upto: int = END, limits: SegmentLimits = LIMITS) -> ShopPipeline:
+    """The pipeline with a sink that has the log up to there."""
+    return _applied(sink, upto, limits).put()

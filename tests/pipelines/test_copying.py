@@ -31,7 +31,7 @@ from tests.log.rows import IDENTITY, LIMITS, info
 from tests.pipelines.copied_tables import FIRST, CopiedTable, Moment, merge_transactions, random_copied_tables
 from tests.pipelines.fold_model import Image, to_arrow
 
-TABLES = 3
+TABLES = 2
 KINDS = ["delta", "search"]
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 40))]
 Tables = dict[str, Image]
@@ -165,16 +165,16 @@ def test_a_driver_that_died_after_merging_and_cuts_the_log_elsewhere_goes_on_exa
 def resynced(seed: int) -> tuple[CopiedTable, int]:
     """A table that nobody watched for a while, and where that was noticed."""
     table = CopiedTable(1, Random(seed))
-    table.unseen(8)
+    table.unseen(4)
     table.copy()
-    table.changes(2)
+    table.changes(1)
     table.exact = False
     table.mark(TableState.NEEDS_RESYNC, "rows were written that the stream does not carry")
     noticed = table.position
     table.commit()
     table.unseen(3)
     table.copy()
-    table.changes(2)
+    table.changes(1)
     return table, noticed
 
 

@@ -12,7 +12,6 @@ import pytest
 from cdc.catalog import Catalog
 from cdc.log.audit.drop_file import DamagedFile
 from cdc.log.reader import LogReader
-from cdc.log.writer import LogWriter
 from cdc.stores.published_record import TargetState
 from cdc.table import TableSchema, TableState
 from pipelines.range_folder import RangeFolder
@@ -77,7 +76,6 @@ def test_a_sink_is_told_of_lost_rows_and_holds_what_it_should_once_the_table_is_
     assert driven(ground, sink) == {"shop.orders": TargetState.FAILED}
     assert held(ground, sink)["shop.items"] == held(whole, sink)["shop.items"]
 
-    ground.writer = LogWriter(root, EACH_OF_ITS_OWN)
     for one in (whole, ground):
         copied(one)
         driven(one, sink)

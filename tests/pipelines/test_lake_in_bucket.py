@@ -15,15 +15,13 @@ from pipelines.replaying.replay import replay
 from pipelines.sink_factory import build_sink
 from pipelines.sinks.delta.spark_target import has_file_system
 from tests.fixtures.s3 import KEY, KEY_ID, S3
-from tests.pipelines.shop_pipeline import END, Rows, ShopPipeline, delta_rows, make_shop
+from tests.pipelines.shop_pipeline import END, Rows, ShopPipeline, applied_shop, delta_rows, make_shop
 
 
 @pytest.fixture(name="beside")
-def _beside(tmp_path: Path) -> ShopPipeline:
+def _beside() -> ShopPipeline:
     """The same history, applied to a directory."""
-    shop = make_shop(tmp_path / "directory")
-    shop.drive("lake")
-    return shop
+    return applied_shop()
 
 
 @pytest.fixture(name="shop")

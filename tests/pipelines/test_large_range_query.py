@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
@@ -24,7 +25,8 @@ from pipelines.sink_factory import build_sink
 from pipelines.sink_lifecycle import WITH_QUERY, SinkRunner, State
 from pipelines.sink_loop import SinkLoop
 from tests.fixtures.waiting import until
-from tests.pipelines.shop_pipeline import END, FIGURES, ShopPipeline, change, make_shop
+from tests.log.rows import table
+from tests.pipelines.shop_pipeline import END, FIGURES, ShopPipeline, change, make_shop, repeated
 from tests.pipelines.spark_starts import spark_with
 
 
@@ -35,9 +37,8 @@ def _shop(tmp_path: Path) -> ShopPipeline:
 
 def append_large(shop: ShopPipeline, position: int) -> None:
     """Add a transaction of one row more than the driver folds, each with a partial image."""
-    key = {"after": [(1, "1")], "partial": True}
-    rows = [change(position, ordinal, 1, None, op="u", **key) for ordinal in range(SMALL)]
-    shop.append(position, [*rows, change(position, SMALL, 1, f"o{position}", op="u")])
+    rows = repeated(change(position, 0, 1, None, op="u", after=[(1, "1")], partial=True), SMALL)
+    shop.append(position, pa.concat_tables([rows, table(change(position, SMALL, 1, f"o{position}", op="u"))]))
 
 
 def note_of(shop: ShopPipeline, key: int) -> str:

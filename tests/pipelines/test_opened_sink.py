@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
@@ -21,7 +21,8 @@ from pipelines.runtime.sink_status_reporter import SinkFigures
 from pipelines.sink_factory import build_sink
 from pipelines.sinks.contract import SparkAwaited
 from pipelines.spark_on_demand import SparkOnDemand
-from tests.pipelines.shop_pipeline import END, FIGURES, ORDERS, ShopPipeline, change, make_shop
+from tests.log.rows import table
+from tests.pipelines.shop_pipeline import END, FIGURES, ORDERS, ShopPipeline, applied_shop, change, repeated
 from tests.pipelines.spark_starts import spark_that_never_starts, spark_with
 
 
@@ -45,17 +46,15 @@ def test_leaving_frees_the_gate_only_for_its_owner() -> None:
 
 
 @pytest.fixture(name="shop")
-def _shop(tmp_path: Path) -> ShopPipeline:
+def _shop() -> ShopPipeline:
     """A pipeline whose lake has all of the log, except for a change of an order."""
-    shop = make_shop(tmp_path / "shop")
-    shop.drive("lake")
-    return shop
+    return applied_shop()
 
 
 def let_orders_lag(shop: ShopPipeline, rows: int) -> None:
     """Append a transaction with so many partial images of one order; publish a record in which the order lags."""
-    images = [change(END + 100, n, 2, None, op="u", after=[(1, "2")], partial=True) for n in range(rows)]
-    shop.append(END + 100, [*images, change(END + 100, rows, 3, "caught up", op="u")])
+    images = repeated(change(END + 100, 0, 2, None, op="u", after=[(1, "2")], partial=True), rows)
+    shop.append(END + 100, pa.concat_tables([images, table(change(END + 100, rows, 3, "caught up", op="u"))]))
     sink = build_sink(shop.definition.sinks[0])
     record = sink.open(LogReader(shop.definition.log.path).log_id)
     assert record is not None

@@ -10,10 +10,12 @@ from pyspark.sql import SparkSession
 
 from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter
+from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
 from pipelines.range_folder import SMALL, WHOLE_BYTES, RangeFolder
 from pipelines.sinks.contract import SparkAwaited
 from tests.log.rows import IDENTITY, LIMITS, info, row, table
+from tests.pipelines.shop_pipeline import repeated
 
 LARGE = Position(20)  # the range up to here has more than SMALL rows
 
@@ -25,8 +27,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     writer = LogWriter.open(root, IDENTITY, LIMITS)
     elsewhere = {"relation": 2, "topic": "sales.items"}
     writer.commit(writer.stage(table(row(10), row(10, 1, **elsewhere))), info(10))
-    many = pa.concat_tables([table(*(row(LARGE, n, key=[str(n % 100)]) for n in range(SMALL + 100)))])
-    writer.commit(writer.stage(many), info(LARGE))
+    many, place = repeated(row(LARGE), SMALL + 100), LOG_SCHEMA.get_field_index("key")
+    keys = pa.array([[str(n % 100)] for n in range(SMALL + 100)], LOG_SCHEMA.field(place).type)
+    writer.commit(writer.stage(many.set_column(place, LOG_SCHEMA.field(place), keys)), info(LARGE))
     return root
 
 

@@ -16,7 +16,7 @@ from pipelines.runtime.replay_pause import ReplayPauses
 from pipelines.runtime.sink_lease import SinkLeases
 from pipelines.sink_lifecycle import OPEN, TRANSITIONS, WITH_QUERY, Event, SinkRunner, State
 from tests.fixtures.waiting import until
-from tests.pipelines.shop_pipeline import END, FIGURES, ShopPipeline, make_shop
+from tests.pipelines.shop_pipeline import END, FIGURES, ShopPipeline, applied_shop, make_shop
 from tests.pipelines.spark_starts import spark_that_never_starts
 
 
@@ -121,9 +121,8 @@ def test_a_replay_closes_the_sink_and_its_end_opens_it(shop: ShopPipeline) -> No
         assert step(runner) is State.DIRECT
 
 
-def test_a_failure_for_good_halts_the_sink_until_a_replay_has_ended(shop: ShopPipeline, tmp_path: Path) -> None:
-    other = make_shop(tmp_path / "other")
-    other.drive("lake")
+def test_a_failure_for_good_halts_the_sink_until_a_replay_has_ended(shop: ShopPipeline) -> None:
+    other = applied_shop()
     with runner_of(shop, other.definition.sinks[0].path) as (runner, catalog):
         for _ in range(2):
             assert step(runner) is State.HALTED
@@ -136,9 +135,8 @@ def test_a_failure_for_good_halts_the_sink_until_a_replay_has_ended(shop: ShopPi
         assert step(runner) is State.HALTED  # nothing was replayed: it fails again
 
 
-def test_a_halted_sink_is_still_halted_when_its_lease_comes_back(shop: ShopPipeline, tmp_path: Path) -> None:
-    other = make_shop(tmp_path / "other")
-    other.drive("lake")
+def test_a_halted_sink_is_still_halted_when_its_lease_comes_back(shop: ShopPipeline) -> None:
+    other = applied_shop()
     lease, elsewhere = "apply shop/lake", "elsewhere 1 1a2b3c4d"
     with runner_of(shop, other.definition.sinks[0].path) as (runner, catalog):
         assert step(runner) is State.HALTED

@@ -69,7 +69,7 @@ class Story:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_whatever_comes_in_between_sinks_hold_what_those_of_the_whole_log_do(tmp_path: Path, seed: int) -> None:
     story = Story(tmp_path, seed)
-    for _ in range(14):
+    for _ in range(10):
         story.step()
     story.twins.append(2)
     for sink in SINKS:

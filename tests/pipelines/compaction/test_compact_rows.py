@@ -23,7 +23,7 @@ from tests.fixtures.examples import examples
 from tests.pipelines.cold_log import cut, folded, histories, history
 from tests.pipelines.fold_model import OTHER_SINK, SINK, Row, Target, log_row, to_arrow
 
-HISTORIES = 15
+HISTORIES = 8
 
 
 def change(place: tuple[int, int], op: str, key: str, **fields: Any) -> Row:

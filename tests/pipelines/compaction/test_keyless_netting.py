@@ -115,7 +115,7 @@ def test_new_and_late_readers_get_the_rows_of_the_source(tmp_path_factory: pytes
     bag, writer = Bag(random), log_writer(root)
     append(writer, bag.begin())
     reader = START
-    for _ in range(8):
+    for _ in range(6):
         append(writer, bag.several(8))
         if random.random() < 0.5:
             reader = Position(random.choice([at for at in bag.history if at >= reader]))

@@ -67,7 +67,7 @@ def test_runs_stay_few_and_each_byte_is_written_few_times(seed: int, growth: flo
 
 
 @pytest.mark.parametrize("growth", [0.1, 1.0])
-@pytest.mark.parametrize("commit", [100, 50_000, 10_000_000])
+@pytest.mark.parametrize("commit", [100, pytest.param(50_000, marks=pytest.mark.slow), 10_000_000])
 def test_each_byte_is_written_at_most_five_times_in_total(commit: int, growth: float) -> None:
     """commit: average bytes of a commit. growth: share of bytes that remains when runs are merged."""
     random = Random(commit)

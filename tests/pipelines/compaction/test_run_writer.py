@@ -37,7 +37,7 @@ def test_live_rows_are_the_latest_of_each_key_and_the_range_ends_between_two_fil
 def test_a_run_has_the_same_rows_whatever_its_parts_and_workers(
     spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    rows = transactions(interleaved(histories(7, 30)))
+    rows = transactions(interleaved(histories(7, 12)))
     found = []
     for workers, parts in ((None, 1), (None, 4), (spark, 4)):
         root = tmp_path_factory.mktemp("cold")

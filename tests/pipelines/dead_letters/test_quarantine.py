@@ -34,21 +34,10 @@ def _driver(tmp_path: Path) -> Iterator[Driver]:
         yield driver
 
 
-def test_a_row_that_does_not_fit_waits_with_its_key_and_all_others_are_merged(driver: Driver) -> None:
-    assert driver.take(put(1, "A", 30), put(2, "B", 31, price=NAN), gone(3, 32), put(4, "d", 33), upto=40) == ["2"]
+def test_a_row_that_does_not_fit_waits_with_its_place_and_why_and_all_others_are_merged(driver: Driver) -> None:
+    rows = [put(1, "A", 30), put(2, "B", 31, price=NAN, ordinal=7), gone(3, 32), put(4, "d", 33)]
+    assert driver.take(*rows, upto=40) == ["2"]
     assert driver.items() == {"1": "A", "2": "b", "4": "d"}
-
-
-def test_of_many_rows_that_do_not_fit_each_is_found(driver: Driver) -> None:
-    bad = {4, 5, 9, 13}
-    rows = [put(n, "x", 30 + n, price=NAN if n in bad else "1.00") for n in range(4, 30)]
-
-    assert {int(key) for key in driver.take(*rows, upto=99)} == bad
-    assert {int(key) for key in driver.items()} == {1, 2, 3, *range(4, 30)} - bad
-
-
-def test_what_is_kept_of_a_parked_row_is_the_row_itself_its_place_and_why(driver: Driver) -> None:
-    driver.take(put(2, "B", 31, price=NAN, ordinal=7), upto=40)
     (row,) = read_parked(driver.template, Published(40, 0, driver.tables))
 
     assert (row.topic, row.key, row.place, row.attempts) == ("shop.orders", ("2",), (31, 7), 1)
@@ -59,49 +48,33 @@ def test_what_is_kept_of_a_parked_row_is_the_row_itself_its_place_and_why(driver
     assert row.first_at > 0
 
 
-def test_a_later_full_image_that_fits_lets_the_key_go(driver: Driver) -> None:
-    driver.take(put(2, "B", 31, price=NAN), upto=40)
+def test_of_many_rows_that_do_not_fit_each_is_found(driver: Driver) -> None:
+    bad = {4, 5, 9, 13}
+    rows = [put(n, "x", 30 + n, price=NAN if n in bad else "1.00") for n in range(4, 30)]
 
-    assert driver.take(put(2, "again", 50), upto=60) == []
-    assert driver.items()["2"] == "again"
-
-
-def test_a_delete_lets_the_key_go(driver: Driver) -> None:
-    driver.take(put(2, "B", 31, price=NAN), upto=40)
-
-    assert driver.take(gone(2, 50), upto=60) == []
-    assert "2" not in driver.items()
+    assert {int(key) for key in driver.take(*rows, upto=99)} == bad
+    assert {int(key) for key in driver.items()} == {1, 2, 3, *range(4, 30)} - bad
 
 
-def test_a_truncate_lets_older_keys_go_and_no_later_ones(driver: Driver) -> None:
+def test_a_parked_key_is_let_go_by_a_full_image_a_delete_a_move_and_partial_images_that_make_it_fit(
+    driver: Driver,
+) -> None:
+    assert driver.take(*(put(n, f"P{n}", 30 + n, price=NAN) for n in (1, 2, 3, 4)), upto=40) == ["1", "2", "3", "4"]
+    moved = part(7, 53, {3: "5.00"}, ordinal=1, base=("3",))
+
+    assert driver.take(put(1, "again", 50), gone(2, 51), part(4, 52, {2: "long"}), gone(3, 53), moved, upto=60) == ["4"]
+    assert driver.rows() == {"1": ("again", "1.00"), "7": ("P3", "5.00")}
+    assert driver.take(part(4, 70, {3: "5.00"}), upto=80) == []
+    assert driver.rows()["4"] == ("long", "5.00")
+
+
+def test_a_truncate_and_a_generation_end_let_older_keys_go_and_no_later_ones(driver: Driver) -> None:
     driver.take(put(2, "B", 31, price=NAN), put(3, "C", 32, price=NAN), upto=40)
 
     assert driver.take(put(3, "C", 56, price=NAN), upto=60, truncated=(55, 0)) == ["3"]
     assert driver.items() == {}
-
-
-def test_a_generation_end_lets_older_keys_go(driver: Driver) -> None:
-    driver.take(put(2, "B", 31, price=NAN), upto=40)
-
-    assert driver.take(put(1, "A", 50), upto=60, generation=45) == []
+    assert driver.take(put(1, "A", 80), put(4, "D", 81, price=NAN), upto=90, generation=75) == ["4"]
     assert driver.items() == {"1": "A"}
-
-
-def test_later_partial_images_are_laid_over_the_parked_row_until_it_fits(driver: Driver) -> None:
-    driver.take(put(2, "B", 31, price=NAN), upto=40)
-
-    assert driver.take(part(2, 50, {2: "long"}), upto=60) == ["2"]
-    assert driver.items()["2"] == "b"
-    assert driver.take(part(2, 70, {3: "5.00"}), upto=80) == []
-    assert driver.rows()["2"] == ("long", "5.00")
-
-
-def test_a_parked_row_that_moves_to_another_key_takes_its_columns_along(driver: Driver) -> None:
-    driver.take(put(2, "B", 31, price=NAN), upto=40)
-    moved = part(7, 50, {3: "5.00"}, ordinal=1, base=("2",))
-
-    assert driver.take(gone(2, 50), moved, upto=60) == []
-    assert driver.rows() == {"1": ("a", "1.00"), "3": ("c", "1.00"), "7": ("B", "5.00")}
 
 
 def test_a_partial_image_without_base_waits_for_the_source_whatever_comes_but_a_whole_row(driver: Driver) -> None:
@@ -151,13 +124,16 @@ def test_with_none_to_be_parked_the_first_row_stops_the_table(tmp_path: Path) ->
         Driver(tmp_path, stop_at=0).merge(put(1, "a", 10, price=NAN), upto=20)
 
 
-def test_a_retried_row_that_still_does_not_fit_stays_parked(driver: Driver) -> None:
-    driver.take(put(3, "C", 32, price=NAN), upto=40)
+def test_a_row_that_is_retried_in_vain_stays_parked_and_one_that_is_discarded_is_forgotten(driver: Driver) -> None:
+    driver.take(put(2, "B", 31, price=NAN), put(3, "C", 32, price=NAN), upto=40)
+    driver.quarantine.request((ORDERS.relation, ("2",)), DeadLetterAction.DISCARD)
     driver.quarantine.request((ORDERS.relation, ("3",)), DeadLetterAction.RETRY)
 
     assert driver.take(upto=60) == ["3"]
+    assert driver.quarantine.outcome((ORDERS.relation, ("2",))) is DeadLetterOutcome.DISCARDED
     assert driver.quarantine.outcome((ORDERS.relation, ("3",))) is DeadLetterOutcome.PARKED
     assert driver.quarantine.rows[0].attempts == 2
+    assert driver.items() == {"1": "a", "2": "b", "3": "c"}
 
 
 def test_a_retried_row_is_merged_with_the_next_batch_after_the_policy_of_its_column_was_changed(
@@ -180,15 +156,6 @@ def test_rows_that_fit_a_new_version_of_the_schema_are_merged_by_themselves(driv
     assert driver.keys() == ["3"]
     assert driver.take(upto=60, schema=wide) == []
     assert driver.rows()["3"] == ("C", "123456789012.00")
-
-
-def test_a_discarded_row_is_forgotten_and_the_target_keeps_what_it_has(driver: Driver) -> None:
-    driver.take(put(2, "B", 31, price=NAN), upto=40)
-    driver.quarantine.request((ORDERS.relation, ("2",)), DeadLetterAction.DISCARD)
-
-    assert driver.take(upto=60) == []
-    assert driver.quarantine.outcome((ORDERS.relation, ("2",))) is DeadLetterOutcome.DISCARDED
-    assert driver.items()["2"] == "b"
 
 
 @pytest.mark.parametrize(
@@ -307,12 +274,12 @@ def test_a_parked_row_that_somebody_removed_is_asked_of_the_source(driver: Drive
 
 def test_many_batches_leave_few_entries(driver: Driver, tmp_path: Path) -> None:
     assert isinstance(driver.sink.parked, DeadLetterTable)
-    for n in range(30):
+    for n in range(12):
         driver.sink.parked._entries += 100
         driver.take(put(2, f"B{n}", 100 + n, price=NAN), upto=101 + n)
     second = Driver(tmp_path)
 
-    assert [row.image[2] for row in second.quarantine.rows] == ["B29"]
+    assert [row.image[2] for row in second.quarantine.rows] == ["B11"]
     assert isinstance(second.sink.parked, DeadLetterTable)
     assert second.sink.parked._entries < 10
 

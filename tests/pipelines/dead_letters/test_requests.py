@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.sink_status_reporter import SinkFigures
 from pipelines.sink_factory import build_sink
 from pipelines.sink_loop import SinkLoop
-from tests.pipelines.shop_pipeline import END, ShopPipeline, change, make_shop
+from tests.pipelines.shop_pipeline import ShopPipeline, applied_shop, change
 
 
 @dataclass
@@ -54,14 +53,13 @@ class Desk:
 
 
 @pytest.fixture(name="desk")
-def _desk(tmp_path: Path) -> Iterator[Desk]:
-    ground = make_shop(tmp_path)
+def _desk() -> Iterator[Desk]:
+    ground = applied_shop()
     (wanted,) = (sink for sink in ground.definition.sinks if sink.name == "lake")
     with Catalog.open(ground.definition.catalog.url) as catalog, closing(build_sink(wanted)) as sink:
         fold = RangeFolder(LogReader(ground.definition.log.path), "lake", wanted.tables)
         loop = SinkLoop(sink, fold, CutRequests(catalog, "shop"), SinkFigures("shop", "lake", metrics.Metrics()))
         loop.open()
-        loop(None, Position(END))
         yield Desk(ground, catalog, loop)
         loop.drain()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
+from functools import cache
 
 import pytest
 from deltalake import DeltaTable
@@ -16,7 +16,17 @@ from pipelines.replaying.plan import ReplayOptions
 from pipelines.replaying.replay import replay
 from tests.fixtures import forked
 from tests.log.rows import row
-from tests.pipelines.shop_pipeline import END, ITEMS, ORDERS, ShopPipeline, change, delta_rows, make_shop, schemas
+from tests.pipelines.shop_pipeline import (
+    END,
+    ITEMS,
+    ORDERS,
+    KeptShop,
+    ShopPipeline,
+    applied_shop,
+    change,
+    delta_rows,
+    schemas,
+)
 
 KILLED = -9
 Rows = dict[tuple[int, int], str | None]
@@ -24,13 +34,20 @@ Rows = dict[tuple[int, int], str | None]
 POINTS = ["replay_before_table", "replay_after_table", pytest.param("replay_before_publish", marks=pytest.mark.slow)]
 
 
-@pytest.fixture(name="shop")
-def _shop(tmp_path: Path) -> ShopPipeline:
-    """A log with a history of two tables with equal keys, applied to one target up to its middle."""
-    shop = make_shop(tmp_path)
+def merge_and_drive(shop: ShopPipeline) -> None:
     merge(shop)
     shop.drive("lake", 1_200)
-    return shop
+
+
+@cache
+def merged() -> KeptShop:
+    return KeptShop(merge_and_drive)
+
+
+@pytest.fixture(name="shop")
+def _shop() -> ShopPipeline:
+    """A log with a history of two tables with equal keys, applied to one target up to its middle."""
+    return merged().put()
 
 
 def merge(shop: ShopPipeline) -> None:
@@ -49,12 +66,10 @@ def held(shop: ShopPipeline) -> Rows:
 
 
 @pytest.fixture(name="right")
-def _right(tmp_path: Path) -> Rows:
+def _right() -> Rows:
     """What a driver makes of the same log in a target for each table."""
-    other = make_shop(tmp_path / "other")
-    other.drive("lake")
-    tables = {ORDERS: "shop.orders", ITEMS: "shop.items"}
-    return {(relation, row["id"]): row["note"] for relation, topic in tables.items() for row in other.lake()[topic]}
+    lake, tables = applied_shop().lake(), {ORDERS: "shop.orders", ITEMS: "shop.items"}
+    return {(relation, row["id"]): row["note"] for relation, topic in tables.items() for row in lake[topic]}
 
 
 def test_a_damaged_target_is_again_what_the_log_says_of_all_its_tables(shop: ShopPipeline, right: Rows) -> None:
@@ -109,13 +124,12 @@ def test_a_table_that_was_dropped_leaves_with_the_replay_and_one_that_cannot_be_
     assert held(shop) == wanted | {(7, 1): "anew"}
 
 
-def test_tables_with_targets_of_their_own_come_together_by_a_replay(tmp_path: Path, right: Rows) -> None:
-    shop = make_shop(tmp_path)
-    shop.drive("lake", 1_200)
+def test_tables_with_targets_of_their_own_come_together_by_a_replay(right: Rows) -> None:
+    shop = applied_shop(upto=1_200)
     merge(shop)
     shop.drive("lake")
     assert {table.state for table in shop.lake_of().tables()} == {"failed"}
 
     assert replay(shop.definition, ReplayOptions(sink="lake")).ok
     assert held(shop) == right
-    assert {table.target for table in shop.lake_of().tables()} == {f"{tmp_path}/lake/all"}
+    assert {table.target for table in shop.lake_of().tables()} == {f"{shop.folder}/lake/all"}

@@ -12,11 +12,11 @@ from pipelines.replaying.rebuild import LogSource, Rebuild, RebuildContext, grou
 from pipelines.replaying.table_sizes_in_log import read_contents
 from pipelines.runtime.spark_session import has_delta
 from tests.pipelines.replaying.rebuilt_tables import copying, delta, rebuilt, tables_of
-from tests.pipelines.shop_pipeline import END, ITEMS, ORDERS, ShopPipeline, change
+from tests.pipelines.shop_pipeline import END, ITEMS, ORDERS, ShopPipeline, applied_shop, change
 
 
-def test_the_driver_builds_what_applying_builds(shop: ShopPipeline) -> None:
-    shop.drive("lake")
+def test_the_driver_builds_what_applying_builds() -> None:
+    shop = applied_shop()
     assert tables_of(rebuilt(shop, delta(shop, "other"), ("shop.*",))) == shop.lake()
 
 

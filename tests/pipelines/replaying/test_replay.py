@@ -33,7 +33,7 @@ from pipelines.types.families import TypePolicy
 from pipelines.types.typed_rows import target_schema
 from tests.fixtures.waiting import until
 from tests.log.rows import row, schema_of
-from tests.pipelines.shop_pipeline import END, FIGURES, ITEMS, ORDERS, ShopPipeline, change, delta_rows
+from tests.pipelines.shop_pipeline import END, FIGURES, ITEMS, ORDERS, ShopPipeline, applied_shop, change, delta_rows
 from tests.pipelines.spark_starts import spark_that_never_starts
 
 
@@ -60,46 +60,29 @@ def damage(table: Path) -> None:
     held.update(updates={"note": "'wrong'"}, predicate="id = 6")
 
 
-def test_a_damaged_table_is_again_what_the_log_says_and_keeps_its_history(shop: ShopPipeline) -> None:
-    shop.drive("lake")
+def test_a_damaged_table_becomes_what_the_log_says_in_one_commit_and_keeps_its_history_and_readers() -> None:
+    shop = applied_shop()
     right, orders = shop.lake(), shop.folder / "lake/shop/orders"
     before = DeltaTable(str(orders))
     damage(orders)
-    assert delta_rows(str(orders)) != right["shop.orders"]
+    opened, wrong = DeltaTable(str(orders)), delta_rows(str(orders))
+    assert wrong != right["shop.orders"]
     again(shop)
     after = DeltaTable(str(orders))
     assert shop.lake() == right
     assert delta_rows(str(orders)) == right["shop.orders"]
-    assert (after.metadata().id, after.version()) == (before.metadata().id, before.version() + 3)
-    assert delta_rows(str(orders), before.version()) == right["shop.orders"]
+    assert (after.metadata().id, after.version()) == (before.metadata().id, opened.version() + 1)
     assert after.metadata().configuration == before.metadata().configuration
+    assert delta_rows(str(orders), before.version()) == right["shop.orders"]
+    assert delta_rows(str(orders), opened.version()) == wrong
+
+    commit = (orders / f"_delta_log/{after.version():020d}.json").read_text().splitlines()
+    assert {"add", "remove", "txn"} <= {next(iter(json.loads(line))) for line in commit}
+    assert after.transaction_version(after.metadata().configuration["cdc.app_id"]) == END
 
 
-def test_the_switch_of_a_table_is_one_commit_that_carries_the_position(shop: ShopPipeline) -> None:
-    shop.drive("lake")
-    orders = shop.folder / "lake/shop/orders"
-    damage(orders)
-    version = DeltaTable(str(orders)).version()
-    again(shop)
-    commit = (orders / f"_delta_log/{version + 1:020d}.json").read_text().splitlines()
-    kinds = [next(iter(json.loads(line))) for line in commit]
-    assert {"add", "remove", "txn"} <= set(kinds)
-    table = DeltaTable(str(orders))
-    assert table.version() == version + 1
-    assert table.transaction_version(table.metadata().configuration["cdc.app_id"]) == END
-
-
-def test_a_reader_that_opened_the_old_table_goes_on_with_it(shop: ShopPipeline) -> None:
-    shop.drive("lake")
-    orders = shop.folder / "lake/shop/orders"
-    damage(orders)
-    old, wrong = DeltaTable(str(orders)), delta_rows(str(orders))
-    again(shop)
-    assert delta_rows(str(orders), old.version()) == wrong
-
-
-def test_a_sink_goes_on_from_where_the_replay_put_it(shop: ShopPipeline) -> None:
-    shop.drive("lake", 1_200)
+def test_a_sink_goes_on_from_where_the_replay_put_it() -> None:
+    shop = applied_shop(upto=1_200)
     again(shop)
     shop.append(1_500, [change(1_500, 0, 5, "late", op="u"), change(1_500, 1, 9, "late", of=ITEMS)])
     shop.drive("lake", 1_500)
@@ -153,8 +136,8 @@ def test_a_history_that_is_built_anew_parks_a_key_with_its_changes_and_goes_on(
     assert notes == {"o5", "fits", "o6", "on", "o9"}
 
 
-def test_what_a_new_index_has_no_base_for_is_parked_in_it(shop: ShopPipeline) -> None:
-    shop.drive("find")
+def test_what_a_new_index_has_no_base_for_is_parked_in_it() -> None:
+    shop = applied_shop("find")
     shop.append(1_500, [change(1_500, 0, 77, "x", after=[(1, "77"), (2, "x")], op="u", partial=True)])
     shop.append(1_600, [change(1_600, 0, 5, "fits", op="u")])
     again(shop, "find")
@@ -173,8 +156,8 @@ def test_what_a_new_index_has_no_base_for_is_parked_in_it(shop: ShopPipeline) ->
     assert SearchIndex.open(shop.folder / "find").parked() == []
 
 
-def test_a_lost_folder_is_made_again(shop: ShopPipeline) -> None:
-    shop.drive("lake")
+def test_a_lost_folder_is_made_again() -> None:
+    shop = applied_shop()
     right = shop.lake()
     shutil.rmtree(shop.folder / "lake")
     again(shop)
@@ -195,8 +178,8 @@ def test_some_tables_are_put_beside_the_others_where_those_stand(shop: ShopPipel
     assert {table.state for table in record.tables.values()} == {TargetState.STREAMING}
 
 
-def test_a_table_dropped_and_made_again_takes_the_place_of_the_old_one(shop: ShopPipeline) -> None:
-    shop.drive("lake")
+def test_a_table_dropped_and_made_again_takes_the_place_of_the_old_one() -> None:
+    shop = applied_shop()
     held = DeltaTable(str(shop.folder / "lake/shop/orders"))
     held.alter.set_table_properties({"cdc.relation": "99"}, raise_if_not_exists=False)
     again(shop)
@@ -204,8 +187,8 @@ def test_a_table_dropped_and_made_again_takes_the_place_of_the_old_one(shop: Sho
     assert len(shop.lake()["shop.orders"]) == 50
 
 
-def test_columns_that_came_and_went_are_those_of_now(shop: ShopPipeline) -> None:
-    shop.drive("lake")
+def test_columns_that_came_and_went_are_those_of_now() -> None:
+    shop = applied_shop()
     now = replace(schema_of(ORDERS, "note", "at"), columns=(ID, AT))
     gone = row(1_500, 0, op="s", relation=ORDERS, topic="shop.orders", key=None, after=None, payload=now.to_json())
     shop.append(1_500, [gone, change(1_500, 1, 9, None, op="u", after=[(1, "9"), (3, "2026-01-31 12:00:00.25")])])
@@ -217,10 +200,8 @@ def test_columns_that_came_and_went_are_those_of_now(shop: ShopPipeline) -> None
     assert times == {9: datetime(2026, 1, 31, 12, 0, 0, 250_000), 10: datetime(2026, 2, 1)}  # noqa: DTZ001 - naive
 
 
-def test_columns_that_a_crash_had_brought_to_the_old_target_come_to_the_new_one_in_their_turn(
-    shop: ShopPipeline,
-) -> None:
-    shop.drive("lake")
+def test_columns_that_a_crash_had_brought_to_the_old_target_come_to_the_new_one_in_their_turn() -> None:
+    shop = applied_shop()
     now = replace(schema_of(ORDERS, "note", "at"), columns=(ID, NOTE, AT))
     wider = row(1_500, 0, op="s", relation=ORDERS, topic="shop.orders", key=None, after=None, payload=now.to_json())
     for position, rows in ((1_500, [wider]), (1_600, [])):
@@ -240,11 +221,11 @@ def test_columns_that_a_crash_had_brought_to_the_old_target_come_to_the_new_one_
     assert [row["id"] for row in shop.lake()["shop.orders"] if row["at"] is not None] == [9]
 
 
-def test_where_columns_are_dropped_the_stream_leaves_those_of_a_replay(shop: ShopPipeline) -> None:
+def test_where_columns_are_dropped_the_stream_leaves_those_of_a_replay() -> None:
+    shop = applied_shop()
     path = shop.folder / "shop.yaml"
     path.write_text(path.read_text().replace("name: lake,", "name: lake, dropped_columns: drop,"))
     shop.definition = load_definition(path)
-    shop.drive("lake")
     now = replace(schema_of(ORDERS, "note", "at"), columns=(ID, AT))
     gone = row(1_500, 0, op="s", relation=ORDERS, topic="shop.orders", key=None, after=None, payload=now.to_json())
     shop.append(1_500, [gone, change(1_500, 1, 9, None, op="u", after=[(1, "9"), (3, "2026-01-31 12:00:00.25")])])
@@ -256,14 +237,12 @@ def test_where_columns_are_dropped_the_stream_leaves_those_of_a_replay(shop: Sho
     assert [set(row) for row in streamed] == [{"id", "at", "_position", "_ordinal"}] * 50
 
 
-def test_a_table_that_stops_at_a_change_of_its_columns_is_built_anew_while_the_others_go_on(
-    shop: ShopPipeline,
-) -> None:
+def test_a_table_that_stops_at_a_change_of_its_columns_is_built_anew_while_the_others_go_on() -> None:
+    shop = applied_shop()
     path = shop.folder / "shop.yaml"
     rule = "name: lake, rules: [{match: shop.orders, schema_changes: exception}],"
     path.write_text(path.read_text().replace("name: lake,", rule))
     shop.definition = load_definition(path)
-    shop.drive("lake")
     now = replace(schema_of(ORDERS, "note", "at"), columns=(ID, AT))
     said = row(1_500, 0, op="s", relation=ORDERS, topic="shop.orders", key=None, after=None, payload=now.to_json())
     shop.append(1_500, [said, change(1_500, 1, 7, "goes on", op="u", of=ITEMS)])
@@ -280,8 +259,8 @@ def test_a_table_that_stops_at_a_change_of_its_columns_is_built_anew_while_the_o
     assert [row["id"] for row in shop.lake()["shop.orders"] if row["at"] is not None] == [10]
 
 
-def test_a_removed_index_is_built_again(shop: ShopPipeline) -> None:
-    shop.drive("find")
+def test_a_removed_index_is_built_again() -> None:
+    shop = applied_shop("find")
     right = shop.found()
     shutil.rmtree(shop.folder / "find")
     again(shop, "find")
@@ -301,8 +280,8 @@ def test_a_new_index_takes_the_place_of_a_damaged_one_and_old_segments_go(shop: 
     assert shop.found()["shop.items"] == right["shop.items"]
 
 
-def test_a_position_of_the_past_can_be_kept_apart(shop: ShopPipeline) -> None:
-    shop.drive("lake", 1_200)
+def test_a_position_of_the_past_can_be_kept_apart() -> None:
+    shop = applied_shop(upto=1_200)
     past = shop.lake()
     shop.drive("lake")
     now = shop.lake()
@@ -312,35 +291,26 @@ def test_a_position_of_the_past_can_be_kept_apart(shop: ShopPipeline) -> None:
     assert shop.lake() == now
 
 
-def test_an_index_can_be_kept_apart_with_some_tables(shop: ShopPipeline) -> None:
-    shop.drive("find")
+def test_an_index_can_be_kept_apart_with_some_tables() -> None:
+    shop = applied_shop("find")
     again(shop, "find", into=str(shop.folder / "apart"), tables=("shop.it*",))
     assert shop.found("apart") == {"shop.items": shop.found()["shop.items"]}
 
 
-def test_two_replays_of_one_sink_do_not_meet(shop: ShopPipeline) -> None:
-    with (
-        Catalog.open(shop.definition.catalog.url) as catalog,
-        sole_replay(catalog, "shop", "lake"),
-        pytest.raises(SinkInUse, match="another replay"),
-    ):
-        again(shop)
-
-
-def test_an_end_in_the_past_is_refused_while_the_sink_moves_on(shop: ShopPipeline) -> None:
+def test_a_replay_beside_another_one_or_a_driver_that_does_not_let_go_is_refused_and_changes_nothing(
+    shop: ShopPipeline,
+) -> None:
     with Catalog.open(shop.definition.catalog.url) as catalog:
+        with sole_replay(catalog, "shop", "lake"), pytest.raises(SinkInUse, match="another replay"):
+            again(shop)
         catalog.processes.report(ProcessReport("shop", "apply", 1, "running"))
-    with pytest.raises(ConfigError, match="while the apply process runs"):
-        again(shop, end="0/578")
-
-
-def test_a_driver_that_does_not_let_go_is_named_and_nothing_is_changed(shop: ShopPipeline) -> None:
-    with Catalog.open(shop.definition.catalog.url) as catalog:
-        catalog.processes.report(ProcessReport("shop", "apply", 1, "running"))
+        with pytest.raises(ConfigError, match="while the apply process runs"):
+            again(shop, end="0/578")
         with pytest.raises(SinkInUse, match="'lake'"), paused(catalog, "shop", "lake", timeout=0.2):
             pass
         assert not catalog.commands.pending("shop", "pause")
         assert catalog.leases.holder("pause shop/lake") is None
+    assert not (shop.folder / "lake").exists()
 
 
 def test_a_running_driver_lets_go_and_goes_on_from_the_new_target(shop: ShopPipeline) -> None:

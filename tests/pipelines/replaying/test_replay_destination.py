@@ -12,7 +12,7 @@ from cdc.errors import ConfigError, SinkFenced
 from pipelines.replaying.replay_destination import check_directory, fill_directory
 from pipelines.sink_factory import delta_settings
 from pipelines.sinks.delta.staged_targets import StagedDelta
-from tests.pipelines.shop_pipeline import ShopPipeline
+from tests.pipelines.shop_pipeline import applied_shop
 
 
 def make_twice(folder: Path) -> None:
@@ -35,8 +35,8 @@ def test_a_folder_that_was_not_finished_belongs_to_its_replay_alone(tmp_path: Pa
         check_directory(apart, "log/lake")
 
 
-def test_a_driver_that_wrote_meanwhile_is_not_overwritten(shop: ShopPipeline) -> None:
-    shop.drive("lake", 1_200)
+def test_a_driver_that_wrote_meanwhile_is_not_overwritten() -> None:
+    shop = applied_shop(upto=1_200)
     lake = shop.definition.sinks[0]
     assert isinstance(lake, DeltaSinkDefinition)
     staged = StagedDelta(delta_settings(lake))

@@ -23,7 +23,7 @@ from pipelines.sinks.delta.delta_target import DeltaTarget
 from pipelines.sinks.delta.schema_evolution import ColumnChange
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
-from tests.contracts.folded import ID, ITEM, ORDERS, PRICE, batch, column, part, put
+from tests.contracts.folded import ID, ITEM, ORDERS, PRICE, batch, column, part, put, with_one_delta_writer
 from tests.fixtures import forked
 from tests.pipelines.sinks.test_delta_schema_changes import ARTICLE, WIDER, having, names, publish, rows, whole
 
@@ -64,6 +64,7 @@ def test_a_column_goes_when_its_table_dropped_it_and_all_others_keep_what_they_h
     assert set(target.statistics_columns) == {"_position", "_ordinal", "id", "item", "price"}
 
 
+@with_one_delta_writer("opened")
 def test_what_a_table_drops_and_renames_and_widens_at_once_is_one_commit(opened: Opened) -> None:
     sink = opened()
     before = publish(sink, sink.apply(batch([noted(1, 10, "x")], 0, 20, NOTED)))
@@ -85,6 +86,7 @@ def test_a_name_that_is_given_to_another_column_at_once_is_that_columns(opened: 
 
 
 @pytest.mark.parametrize("item", [ITEM, replace(ITEM, type_oid=23, type_name="integer")], ids=["evolve", "lenient"])
+@with_one_delta_writer("opened")
 def test_under_try_evolve_it_goes_whichever_way_the_target_follows(opened: Opened, item: Column) -> None:
     sink = opened(schema_changes="try_evolve")
     publish(sink, sink.apply(batch([noted(1, 10, "x")], 0, 20, NOTED)))
@@ -94,6 +96,7 @@ def test_under_try_evolve_it_goes_whichever_way_the_target_follows(opened: Opene
     assert ("item%v1" in names(record)) == (item is not ITEM)
 
 
+@with_one_delta_writer("opened")
 def test_a_column_that_was_kept_goes_with_the_first_batch_under_the_new_word(opened: Opened) -> None:
     sink = opened(dropped_columns="keep")
     publish(sink, sink.apply(batch([noted(1, 10, "x")], 0, 20, NOTED)))
@@ -105,6 +108,7 @@ def test_a_column_that_was_kept_goes_with_the_first_batch_under_the_new_word(ope
     assert (names(record), len(rows(record))) == (["id", "item", "price"], 3)
 
 
+@with_one_delta_writer("opened")
 def test_a_column_of_another_hand_stays_and_one_that_the_definition_leaves_out_stops_the_table(opened: Opened) -> None:
     sink = opened()
     record = publish(sink, sink.apply(batch([noted(1, 10, "x")], 0, 20, NOTED)))
@@ -118,6 +122,7 @@ def test_a_column_of_another_hand_stays_and_one_that_the_definition_leaves_out_s
     assert sorted(names(record)) == ["id", "item", "price", "theirs"]
 
 
+@with_one_delta_writer("opened")
 def test_a_column_of_the_key_goes_once_the_copy_under_the_new_key_was_published(opened: Opened) -> None:
     sink = opened()
     publish(sink, sink.apply(batch([put(1, "a", 10)], 0, 20, generation=5)))
@@ -135,6 +140,7 @@ def test_a_column_of_the_key_goes_once_the_copy_under_the_new_key_was_published(
 
 @pytest.mark.parametrize("said", [{}, {"transform": {"mask": {"item": "redact"}}}], ids=["plain", "masked"])
 @pytest.mark.parametrize("there", [[], [noted(1, 10, "x")]], ids=["empty", "rows"])
+@with_one_delta_writer("opened")
 def test_a_range_from_before_is_written_without_the_column_that_is_gone(
     opened: Opened, said: dict[str, Any], there: list[Any]
 ) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -134,21 +136,38 @@ CHANGES: dict[Client, dict[int, str | None]] = {
 """What another client does to rows and files, and what is different then."""
 
 
+Lakes = Callable[[Writer], Path]
+
+
+@pytest.fixture(name="lakes", scope="module")
+def _lakes(tmp_path_factory: pytest.TempPathFactory) -> Lakes:
+    """Folders by the writer that filled them; each has a target of four rows in several small files."""
+
+    @cache
+    def fill(filling: Writer) -> Path:
+        folder = tmp_path_factory.mktemp("lake")
+        filler = DeltaSink(DeltaSettings("lake", f"{folder}/{{schema}}/{{table}}", filling))
+        filler.open("log-1")
+        filler.apply(batch([put(1, "a", 10), put(2, "b", 11), put(3, "c", 12)], 0, 20, generation=1))
+        target = filler.apply(batch([put(4, "d", 30)], 20, 40)).target
+        # two small files
+        write_deltalake(target, pa.table(DeltaTable(target).scan(predicate="id = 4")), mode="append")
+        DeltaTable(target).delete("id = 4")
+        filler.apply(batch([put(4, "d", 50)], 40, 60))
+        filler.close()
+        return folder
+
+    return fill
+
+
 @pytest.fixture(name="sink")
-def _sink(request: pytest.FixtureRequest, tmp_path: Path, writer: Writer) -> DisturbedSink:
+def _sink(request: pytest.FixtureRequest, tmp_path: Path, lakes: Lakes, writer: Writer) -> DisturbedSink:
     """An open one, whose target of four rows in several small files has been written."""
-    filling = Writer.INDEXED if writer is Writer.INDEXED else Writer.DELTA_RS
-    settings = DeltaSettings("lake", f"{tmp_path}/{{schema}}/{{table}}", filling)
-    filler = DeltaSink(settings)
-    filler.open("log-1")
-    filler.apply(batch([put(1, "a", 10), put(2, "b", 11), put(3, "c", 12)], 0, 20, generation=1))
-    target = filler.apply(batch([put(4, "d", 30)], 20, 40)).target
-    write_deltalake(target, pa.table(DeltaTable(target).scan(predicate="id = 4")), mode="append")  # two small files
-    DeltaTable(target).delete("id = 4")
-    filler.apply(batch([put(4, "d", 50)], 40, 60))
+    folder = tmp_path / "lake"
+    shutil.copytree(lakes(Writer.INDEXED if writer is Writer.INDEXED else Writer.DELTA_RS), folder)
+    settings = DeltaSettings("lake", f"{folder}/{{schema}}/{{table}}", writer)
     if writer is Writer.SPARK:
         request.getfixturevalue("with_delta")
-        settings = DeltaSettings("lake", settings.path, Writer.SPARK)
         sink = DisturbedSink(settings, request.getfixturevalue("spark"))
     else:
         sink = DisturbedSink(settings)
@@ -169,7 +188,11 @@ def merged_beside(sink: DisturbedSink, client: Client) -> tuple[TableRecord, dic
     return record, dict(zip(rows["id"].to_pylist(), rows["item"].to_pylist(), strict=True))
 
 
-@pytest.mark.parametrize("client", CHANGES)
+@pytest.mark.parametrize(
+    "client",
+    # to a batch it is a client that rewrites files, as optimize is
+    [pytest.param(client, marks=pytest.mark.slow if client is cluster else ()) for client in CHANGES],
+)
 @pytest.mark.parametrize(
     "writer", [Writer.INDEXED, Writer.DELTA_RS, pytest.param(Writer.SPARK, marks=pytest.mark.slow)]
 )

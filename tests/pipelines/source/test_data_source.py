@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
@@ -81,9 +82,15 @@ def test_a_frame_has_the_rows_of_the_log(spark: SparkSession, root: Path) -> Non
     ids=["excludes its start, includes its end", "open end", "ends at what is durable", "globs", "nothing"],
 )
 def test_a_frame_has_the_range_and_tables_of_its_options(
-    spark: SparkSession, root: Path, options: dict[str, str], expected: list[tuple[int, int]]
+    root: Path, options: dict[str, str], expected: list[tuple[int, int]]
 ) -> None:
-    assert places(load(spark, root, **options)) == expected
+    found = frame_rows(frame_of(root, **options)).to_pylist()
+    assert sorted((row["position"], row["ordinal"]) for row in found) == expected
+
+
+def test_options_reach_the_source_through_spark(spark: SparkSession, root: Path) -> None:
+    frame = load(spark, root, startingPosition="0/A", endingPosition="F/0", tables="shop.none, sales.*")
+    assert places(frame) == [(20, 1), (30, 0)]
 
 
 def test_rows_between_two_positions_are_those_of_the_named_tables(spark: SparkSession, tmp_path: Path) -> None:
@@ -101,11 +108,11 @@ def test_rows_between_two_positions_are_those_of_the_named_tables(spark: SparkSe
     assert between(0, 10) == [(10, 0)]
 
 
-def test_a_boundary_ends_the_range_with_its_commit_time(spark: SparkSession, root: Path) -> None:
-    frame = load(spark, root, boundaries="true").where("op = 'b'").toArrow()
+def test_a_boundary_ends_the_range_with_its_commit_time(root: Path) -> None:
+    rows = frame_rows(frame_of(root, boundaries="true"))
+    (end,) = rows.filter(pc.equal(rows["op"], "b")).select(["position", "committed_at"]).to_pylist()
 
-    assert frame["position"].to_pylist() == [40]
-    assert frame["committed_at"].cast(pa.int64()).to_pylist() == [1_700_000_000_000_040]
+    assert end == {"position": 40, "committed_at": datetime.fromtimestamp(1_700_000_000, UTC).replace(microsecond=40)}
 
 
 def test_a_stream_has_every_row_once_and_continues_after_a_restart(

@@ -104,27 +104,31 @@ def compacted_again(life: Life) -> None:
     assert not {file.path for file in before.files} & {file.path for file in after.files}
 
 
-@pytest.mark.parametrize("history", [pytest.param("false", marks=pytest.mark.slow), "true"])
-def test_an_announced_batch_is_the_same_after_the_log_was_compacted_again(life: Life, history: str) -> None:
-    end = announced(life, history=history)
-    before = read(started(life, history=history), end)
-    assert (end["position"], before["position"][-1].as_py()) == (ANNOUNCED, ANNOUNCED)
+def test_an_announced_batch_stays_as_it_was_while_its_files_lie_there_and_the_stream_goes_on_behind_it(
+    life: Life,
+) -> None:
+    ends = {history: announced(life, history=history) for history in ("false", "true")}
+    before = {history: read(started(life, history=history), end) for history, end in ends.items()}
+    for history, end in ends.items():
+        assert (end["position"], before[history]["position"][-1].as_py()) == (ANNOUNCED, ANNOUNCED)
+    unnamed = {"position": ANNOUNCED}  # as an older version announced it
+    assert read(started(life), unnamed) == before["false"]
     compacted_again(life)
 
-    assert read(started(life, history=history), end) == before
-
-
-def test_the_batches_behind_it_bring_the_stream_to_what_the_whole_log_says(life: Life) -> None:
-    end = announced(life)
-    compacted_again(life)
-    planner = started(life)
-    parts, at = [read(planner, end)], end
+    for history, end in ends.items():
+        assert read(started(life, history=history), end) == before[history]
+    planner, at = started(life), ends["false"]
+    parts = [read(planner, at)]
     while (to := planner.latestOffset(at, ReadAllAvailable())) != at:
         parts.append(read(planner, to, at["position"]))
         at = to
-
     assert len(parts) == 2
     assert folded(*parts) == folded(to_arrow(life.rows))
+    with pytest.raises(LogTrimmed, match="cannot be read up to"):
+        started(life).partitions({"position": 0}, unnamed)
+    vacuum(life.root, SWEPT)
+    with pytest.raises(LogTrimmed, match="cannot be read up to"):
+        started(life).partitions({"position": 0}, ends["false"])
 
 
 def test_a_history_goes_on_behind_it_while_somebody_keeps_the_changes(life: Life) -> None:
@@ -138,21 +142,6 @@ def test_a_history_goes_on_behind_it_while_somebody_keeps_the_changes(life: Life
     assert read(planner, end) == before
     then = planner.latestOffset(end, ReadAllAvailable())
     assert read(planner, then, ANNOUNCED)["position"].to_pylist() == list(range(ANNOUNCED + 1, 2 * ANNOUNCED + 1))
-
-
-def test_once_its_files_have_left_the_disk_it_is_refused(life: Life) -> None:
-    end = announced(life)
-    compacted_again(life)
-    vacuum(life.root, SWEPT)
-    with pytest.raises(LogTrimmed, match="cannot be read up to"):
-        started(life).partitions({"position": 0}, end)
-
-
-def test_what_an_older_version_announced_is_read_where_the_log_still_tells_it(life: Life) -> None:
-    assert read(started(life), {"position": ANNOUNCED}) == read(started(life), announced(life))
-    compacted_again(life)
-    with pytest.raises(LogTrimmed, match="cannot be read up to"):
-        started(life).partitions({"position": 0}, {"position": ANNOUNCED})
 
 
 def test_an_offset_that_names_a_version_is_no_reason_for_another_batch(life: Life) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -14,17 +13,15 @@ from cdc.service.background_jobs import ReplayJobs, ReplayStatus
 from tests.fixtures import forked
 from tests.fixtures.forked import Ended
 from tests.pipelines.cold_log import EACH_OF_ITS_OWN
-from tests.pipelines.shop_pipeline import ShopPipeline, delta_rows, make_shop
+from tests.pipelines.shop_pipeline import ShopPipeline, applied_shop, delta_rows
 
 KILLED = -9
 
 
 @pytest.fixture
-def ground(tmp_path: Path) -> ShopPipeline:
+def ground() -> ShopPipeline:
     """A log of several segments with a history, and a lake of it; its source does not exist."""
-    ground = make_shop(tmp_path, EACH_OF_ITS_OWN)
-    ground.drive("lake")
-    return ground
+    return applied_shop(limits=EACH_OF_ITS_OWN)
 
 
 @pytest.fixture

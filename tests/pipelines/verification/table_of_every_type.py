@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from functools import cached_property
 from pathlib import Path
 from threading import Event, Thread
 
@@ -19,6 +20,7 @@ from cdc.config import Definition, load_definition
 from cdc.postgres.connection import connect
 from cdc.postgres.tables import match_tables, read_schema
 from cdc.stores.published_record import Published, TableRecord
+from cdc.table import TableSchema
 from pipelines.verification.compare_table import TableVerdict
 from pipelines.verification.verify import VerifyOptions, VerifyReport, verify
 
@@ -85,38 +87,83 @@ def typed() -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=SCHEMA)
 
 
+@dataclass(frozen=True)
+class Target:
+    """The target of one sink: its rows, what it says that it keeps of the past, and the sink's rule for the table."""
+
+    rows: pa.Table
+    keeping: str = ""
+    """The history mode; empty: the target says nothing."""
+    rule: str = ""
+    """As YAML flow text."""
+
+    def write(self, place: str) -> None:
+        """Write it, instead of what is there."""
+        shutil.rmtree(place, ignore_errors=True)
+        if self.keeping:
+            said = {"cdc.mode": self.keeping}
+            DeltaTable.create(place, self.rows.schema, configuration=said, raise_if_key_not_exists=False)
+        write_deltalake(place, self.rows, mode="append")
+
+
 @dataclass
 class VerifiedPipeline:
-    """A source with one table, an empty log, a catalog, and the folder of the target."""
+    """A source with one table, an empty log, a catalog, and sinks that each have a target of the table."""
 
-    definition: Definition
     catalog: Catalog
-    target: Path
+    folder: Path
     dsn: str
     state: str = "streaming"
     parked: tuple[tuple[str, ...], ...] = ()
-    version: int = 0
+    targets: dict[str, Target] = field(default_factory=dict)
     released: list[str] = field(default_factory=list)
 
-    def record(self, position: int) -> Published:
+    def __post_init__(self) -> None:
+        self.definition = self._define()
+
+    def _define(self) -> Definition:
+        """Write a definition with the sinks, or with one that has no target yet."""
+        path = self.folder / "pipeline.yaml"
+        rules = {name: target.rule for name, target in self.targets.items()} or {"lake": ""}
+        sinks = ", ".join(
+            f"{{type: delta, name: {name}, path: '{self.folder}/{name}/{{schema}}/{{table}}'"
+            + (f", rules: [{{match: 'public.kinds', {rule}}}]}}" if rule else "}")
+            for name, rule in rules.items()
+        )
+        path.write_text(
+            f"name: kinds\nsource: {{dsn: '{self.dsn}'}}\ntables: [{{match: 'public.*'}}]\n"
+            f"log: {{path: '{self.folder}/log'}}\ncatalog: {{url: 'sqlite:///{self.folder}/catalog.db'}}\n"
+            f"sinks: [{sinks}]\n"
+        )
+        return load_definition(path)
+
+    def place(self, sink: str) -> str:
+        """Where the target of a sink lies."""
+        return str(self.folder / sink / "public" / "kinds")
+
+    @cached_property
+    def schema(self) -> TableSchema:
+        """Of the table at the source."""
         with connect(self.dsn) as conn:
-            schemas = [read_schema(conn, oid) for oid, _ in match_tables(conn, ["public.kinds"])]
-        tables = {
-            schema.relation: TableRecord(
-                schema.relation,
-                schema.topic,
-                str(self.target),
-                position,
-                self.version,
-                self.state,
-                reason=None,
-                schema=schema.to_json().decode(),
-                parked=self.parked,
-            )
-            for schema in schemas
-            if schema is not None
-        }
-        return Published(position, 0, tables)
+            (found,) = (read_schema(conn, oid) for oid, _ in match_tables(conn, ["public.kinds"]))
+        assert found is not None
+        return found
+
+    def record(self, sink: str, position: int) -> Published:
+        schema, target = self.schema, self.targets.get(sink)
+        version = 0 if target is None or not target.keeping else 1
+        table = TableRecord(
+            schema.relation,
+            schema.topic,
+            self.place(sink),
+            position,
+            version,
+            self.state,
+            reason=None,
+            schema=schema.to_json().decode(),
+            parked=self.parked,
+        )
+        return Published(position, 0, {schema.relation: table})
 
     def alive(self) -> None:
         self.catalog.processes.report(ProcessReport(self.definition.name, "apply", 1, "running"))
@@ -143,32 +190,28 @@ class VerifiedPipeline:
                     commands.finish(command.id, {"reason": "passed"}, ok=False)
                     continue
                 before_answer()
-                record = self.record(command.payload["position"])
+                record = self.record(command.payload["sink"], command.payload["position"])
                 fields = {**asdict(record), "format": 1, "tables": [asdict(t) for t in record.tables.values()]}
                 commands.finish(command.id, {"record": fields, "handle": "{}"})
             done.wait(0.02)
         self.released += [c.payload["handle"] for c in commands.pending(name, "release")]
 
+    def fill(self, targets: Mapping[str, Target | pa.Table]) -> None:
+        """Give the pipeline these targets and no others: by sink, each with the rows of the table or in another way."""
+        self.targets = {n: Target(one) if isinstance(one, pa.Table) else one for n, one in targets.items()}
+        for name, target in self.targets.items():
+            target.write(self.place(name))
+        self.definition = self._define()
+
+    def compare(self, **options: object) -> dict[str, TableVerdict]:
+        """The verdict over the target of each sink, all at one cut."""
+        with self.apply():
+            return {verdict.sink: verdict for verdict in self.report(**options).tables}
+
     def verify(self, rows: pa.Table, **options: object) -> TableVerdict:
-        write_deltalake(str(self.target), rows)
-        with self.apply():
-            return self.report(**options).tables[0]
-
-    def kept(self, keeping: str, rows: pa.Table, **options: object) -> TableVerdict:
-        """The verdict over a target that says so of itself."""
-        shutil.rmtree(self.target, ignore_errors=True)
-        said = {"cdc.mode": keeping}
-        DeltaTable.create(str(self.target), rows.schema, configuration=said, raise_if_key_not_exists=False)
-        self.version = 1
-        write_deltalake(str(self.target), rows, mode="append")
-        with self.apply():
-            return self.report(**options).tables[0]
-
-    def rule(self, rule: str) -> None:
-        """Change the definition: the sink has one rule for the table, as YAML flow text."""
-        path = self.target.parents[2] / "pipeline.yaml"
-        path.write_text(path.read_text().replace("}'}]", f"}}', rules: [{{match: 'public.kinds', {rule}}}]}}]"))
-        self.definition = load_definition(path)
+        """The verdict over a target with these rows."""
+        self.fill({"lake": rows})
+        return self.compare(**options)["lake"]
 
     def report(self, **options: object) -> VerifyReport:
         return verify(self.definition, VerifyOptions(timeout=20.0, **options))  # type: ignore[arg-type]

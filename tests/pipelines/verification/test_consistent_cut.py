@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from deltalake import write_deltalake
 
 from cdc.errors import PositionNotReached
 from cdc.postgres.connection import connect
@@ -11,19 +10,19 @@ from pipelines.verification.verify import VerifyOptions, verify
 from tests.pipelines.verification.table_of_every_type import VerifiedPipeline, typed
 
 
-def test_a_commit_after_the_snapshot_is_not_compared(pipeline: VerifiedPipeline) -> None:
-    write_deltalake(str(pipeline.target), typed())
+def test_a_commit_after_the_snapshot_is_not_compared(own: VerifiedPipeline) -> None:
+    own.fill({"lake": typed()})
 
     def change() -> None:
-        with connect(pipeline.dsn) as conn:
+        with connect(own.dsn) as conn:
             conn.execute("DELETE FROM public.kinds")
 
-    with pipeline.apply(before_answer=change):
-        assert pipeline.report().equal
+    with own.apply(before_answer=change):
+        assert own.report().equal
 
 
 def test_for_a_sink_beyond_the_cut_another_snapshot_is_taken(pipeline: VerifiedPipeline) -> None:
-    write_deltalake(str(pipeline.target), typed())
+    pipeline.fill({"lake": typed()})
     with pipeline.apply(passed=2):
         assert pipeline.report().equal
 

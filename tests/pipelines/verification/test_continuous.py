@@ -17,6 +17,7 @@ from deltalake import DeltaTable
 
 from cdc.catalog import Catalog
 from cdc.errors import CatalogUnavailable
+from cdc.postgres.connection import connect
 from cdc.verify_and_replay_options import VerifyMode
 from pipelines.__main__ import main
 from pipelines.verification.continuous import (
@@ -41,14 +42,25 @@ ALWAYS_DUE = VerificationSchedule(every=0.001, range_rows=1000)
 @pytest.fixture(name="captured")
 def _captured(tmp_path: Path, database: str) -> Captured:
     """A table of three ranges and one without any order that both sides share."""
+    return capture_rows(tmp_path, database, 3000)
+
+
+@pytest.fixture(name="small")
+def _small(tmp_path: Path, database: str) -> Captured:
+    """The same with one range."""
+    return capture_rows(tmp_path, database, 100)
+
+
+def capture_rows(folder: Path, database: str, rows: int) -> Captured:
     run_sql(
         database,
         "CREATE TABLE t (id int PRIMARY KEY, v text)",
-        "INSERT INTO t SELECT i, 'v' || i FROM generate_series(1, 3000) i",
         "CREATE TABLE u (place float8 PRIMARY KEY, v text)",
         "INSERT INTO u SELECT i / 10.0, 'v' || i FROM generate_series(1, 100) i",
     )
-    return capture_with_sinks(tmp_path, database)
+    with connect(database) as conn:
+        conn.execute("INSERT INTO t SELECT i, 'v' || i FROM generate_series(1, %s) i", [rows])
+    return capture_with_sinks(folder, database)
 
 
 def continuous(
@@ -131,36 +143,38 @@ def _spoil(captured: Captured) -> None:
 
 
 def test_the_command_runs_until_a_signal_and_prints_each_range(
-    captured: Captured, capsys: pytest.CaptureFixture[str]
+    small: Captured, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with Running(captured), ApplyThread(captured), Catalog.open(captured.definition.catalog.url) as catalog:
-        until(lambda: _streams(captured), "both tables in the lake")
+    with Running(small), ApplyThread(small), Catalog.open(small.definition.catalog.url) as catalog:
+        until(lambda: _streams(small), "both tables in the lake")
 
         def end_when_done() -> None:
-            until(lambda: len([one for one in catalog.verified.ls("held") if one.ended]) == 4, "a pass over all")
-            os.kill(os.getpid(), signal.SIGTERM)
+            try:
+                until(lambda: len([one for one in catalog.verified.ls("held") if one.ended]) == 4, "a pass over all")
+            finally:
+                os.kill(os.getpid(), signal.SIGTERM)
 
         ending = Thread(target=end_when_done)
         ending.start()
-        status = main(["verify", "--every", "1h", "--rate", "100000", "--json", "-c", str(captured.path)])
+        status = main(["verify", "--every", "1h", "--rate", "100000", "--json", "-c", str(small.path)])
         ending.join()
         results = [json.loads(one) for one in capsys.readouterr().out.splitlines() if one.startswith('{"command"')]
         assert status == 0
         assert {(one["ok"], one["result"]["sink"]) for one in results} == {(True, "lake"), (True, "find")}
-        assert run_verify(captured, capsys)[0] == 0
+        assert run_verify(small, capsys)[0] == 0
 
 
-def test_a_signal_ends_it_even_if_the_cut_cannot_be_released(captured: Captured) -> None:
+def test_a_signal_ends_it_even_if_the_cut_cannot_be_released(small: Captured) -> None:
     """The error of the cleanup once replaced the exception of the signal, so the process never ended."""
     errors: list[CatalogUnavailable] = []
-    file = captured.definition.catalog.url.removeprefix("sqlite:///")
+    file = small.definition.catalog.url.removeprefix("sqlite:///")
     with (
-        Running(captured),
-        ApplyThread(captured) as applying,
+        Running(small),
+        ApplyThread(small) as applying,
         closing(sqlite3.connect(file)) as broken,
         ExitStack() as rest,
     ):
-        until(lambda: _streams(captured), "both tables in the lake")
+        until(lambda: _streams(small), "both tables in the lake")
 
         def stop_with_broken_catalog(result: RangeResult) -> None:
             if result.error is None:
@@ -172,7 +186,7 @@ def test_a_signal_ends_it_even_if_the_cut_cannot_be_released(captured: Captured)
                 broken.execute("ALTER TABLE hidden RENAME TO commands")
                 rest.close()
 
-        continuous(captured, HOURLY, stop_with_broken_catalog).run()
+        continuous(small, HOURLY, stop_with_broken_catalog).run()
     assert len(errors) == 1
 
 

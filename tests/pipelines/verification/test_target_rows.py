@@ -12,7 +12,7 @@ from cdc.verify_and_replay_options import VerifyMode
 from pipelines.__main__ import main
 from tests.pipelines.shop_pipeline import make_shop
 from tests.pipelines.sinks.added_features import add_features
-from tests.pipelines.verification.table_of_every_type import VerifiedPipeline, replaced, typed
+from tests.pipelines.verification.table_of_every_type import Target, VerifiedPipeline, replaced, typed
 
 
 def history_rows(**columns: list[object]) -> pa.Table:
@@ -39,41 +39,45 @@ HISTORIES = {
 }
 
 
-@pytest.mark.parametrize("keeping", [*HISTORIES, "soft_delete"])
-@pytest.mark.parametrize("mode", [VerifyMode.ROWS, VerifyMode.CHECKSUM])
-def test_only_current_rows_of_a_history_are_compared(
-    pipeline: VerifiedPipeline, keeping: str, mode: VerifyMode
-) -> None:
-    if keeping == "soft_delete":
-        rows = history_rows(_deleted=[False] * 6).slice(0, 5).filter(pa.array([True, True, True, False, True]))
-        rows = rows.set_column(rows.num_columns - 1, "_deleted", pa.array([False, False, False, True]))
-    else:
-        rows = history_rows(**HISTORIES[keeping])
-    verdict = pipeline.kept(keeping, rows, mode=mode)
-    assert (verdict.equal, verdict.rows, verdict.target_rows) == (True, 3, 3), verdict
-    verdict = pipeline.kept(keeping, rows.slice(1), mode=mode)
-    assert not verdict.equal
+def test_only_current_rows_of_a_history_are_compared(pipeline: VerifiedPipeline) -> None:
+    histories = {keeping: history_rows(**columns) for keeping, columns in HISTORIES.items()}
+    marked = history_rows(_deleted=[False] * 6).slice(0, 5).filter(pa.array([True, True, True, False, True]))
+    histories["soft_delete"] = marked.set_column(
+        marked.num_columns - 1, "_deleted", pa.array([False, False, False, True])
+    )
+    whole = {f"{keeping}_whole": Target(rows, keeping) for keeping, rows in histories.items()}
+    pipeline.fill(whole | {f"{keeping}_lost": Target(rows.slice(1), keeping) for keeping, rows in histories.items()})
+    for mode in (VerifyMode.ROWS, VerifyMode.CHECKSUM):
+        found = pipeline.compare(mode=mode)
+        assert len(found) == 2 * len(histories)
+        for name, verdict in found.items():
+            assert verdict.equal == (name in whole), verdict
+            assert name not in whole or (verdict.rows, verdict.target_rows) == (3, 3), verdict
 
 
-@pytest.mark.parametrize(
-    ("op", "position", "generation", "missing"),
-    [
-        ("t", 1, None, [["2"], ["3"]]),  # at the truncate's place, and not behind it as the first is
-        ("g", 9, 1, []),
-        ("g", 9, 2, [["1"], ["2"], ["3"]]),
-    ],
-)
-def test_rows_before_a_truncate_or_a_full_copy_are_not_current(
-    pipeline: VerifiedPipeline, op: str, position: int, generation: int | None, missing: list[list[str]]
-) -> None:
-    control = pa.table({"_op": [op], "_position": [position], "_ordinal": [0]})
-    control = control.append_column("_generation", pa.array([generation], pa.int64()))
-    rows = pa.concat_tables([history_rows(**HISTORIES["append"]), control], promote_options="default")
-    assert sorted(pipeline.kept("append", rows).missing) == missing
+# (op, position and generation of the last change) → the keys that are missing
+ENDS: dict[tuple[str, int, int | None], list[list[str]]] = {
+    ("t", 1, None): [["2"], ["3"]],  # at the truncate's place, and not behind it as the first is
+    ("g", 9, 1): [],
+    ("g", 9, 2): [["1"], ["2"], ["3"]],
+}
+
+
+def test_rows_before_a_truncate_or_a_full_copy_are_not_current(pipeline: VerifiedPipeline) -> None:
+    targets = {}
+    for number, (op, position, generation) in enumerate(ENDS):
+        control = pa.table({"_op": [op], "_position": [position], "_ordinal": [0]})
+        control = control.append_column("_generation", pa.array([generation], pa.int64()))
+        rows = pa.concat_tables([history_rows(**HISTORIES["append"]), control], promote_options="default")
+        targets[f"sink_{number}"] = Target(rows, "append")
+    pipeline.fill(targets)
+    found = pipeline.compare()
+    assert [sorted(found[name].missing) for name in targets] == list(ENDS.values())
 
 
 def test_a_target_of_an_unknown_mode_is_refused(pipeline: VerifiedPipeline) -> None:
-    verdict = pipeline.kept("guesses", typed())
+    pipeline.fill({"lake": Target(typed(), "guesses")})
+    verdict = pipeline.compare()["lake"]
     assert (verdict.equal, verdict.compared) == (False, False)
     assert verdict.reason == "the target has the unknown history mode 'guesses', so its current rows are unknown"
 

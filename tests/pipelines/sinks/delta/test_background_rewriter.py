@@ -26,7 +26,7 @@ def _opened(tmp_path: Path) -> Opened:
     """A target with six files of one row each."""
     found = Opened(create(str(tmp_path / "target")), IndexedTargets(None))
     for number in ITEMS:
-        found.merge(20 * number + 20, put(number, str(number), 20 * number + 10))
+        found.merge_unread(20 * number + 20, put(number, str(number), 20 * number + 10))
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from random import Random
 
@@ -11,7 +12,7 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 from pyspark.sql import SparkSession
 
-from pipelines.sinks.delta.delta_log_cleanup import CHECKPOINTS_AT_ONCE, is_newest, remove_old_commits
+from pipelines.sinks.delta.delta_log_cleanup import CHECKPOINT_EVERY, CHECKPOINTS_AT_ONCE, is_newest, remove_old_commits
 from pipelines.sinks.delta.maintenance import UpkeepSettings
 from tests.pipelines.sinks.maintained_sink import MaintainedSink
 
@@ -28,9 +29,16 @@ def table_of(folder: Path, versions: int) -> str:
 
 
 def appended(uri: str, versions: int) -> None:
+    """One row in each of so many versions: delta-rs makes the first commit, the others are copies with other files."""
     table = DeltaTable(uri)
-    for number in range(versions):
-        write_deltalake(table, pa.table({"n": [number]}), mode="append")
+    write_deltalake(table, pa.table({"n": [0]}), mode="append")
+    first = table.version()
+    text = Path(uri, "_delta_log", f"{first:020d}.json").read_text()
+    (path,) = (action["add"]["path"] for line in text.splitlines() if "add" in (action := json.loads(line)))
+    for version in range(first + 1, first + versions):
+        Path(uri, "_delta_log", f"{version:020d}.json").write_text(text.replace(path, f"{version}.parquet"))
+        if (version + 1) % EVERY == 0:
+            DeltaTable(uri).create_checkpoint()
 
 
 def changed_nothing(uri: str, commits: int) -> None:
@@ -104,7 +112,8 @@ def test_before_a_checkpoint_stands_behind_the_newest_nothing_goes(tmp_path: Pat
 
 def test_more_listed_versions_than_one_call_gives_checkpoints_keep_what_they_are_read_with(tmp_path: Path):
     uri = table_of(tmp_path, 60)
-    listed = list(range(1, 2 * CHECKPOINTS_AT_ONCE))
+    listed = list(range(2, 49, 2))
+    assert len(listed) > CHECKPOINTS_AT_ONCE
 
     remove_old_commits(uri, 60, listed, kept=10)
     assert [rows(uri, version) for version in listed] == listed
@@ -147,9 +156,16 @@ def test_a_commit_that_was_removed_does_not_make_the_one_before_it_the_newest(tm
     assert not is_newest(uri, 5)
 
 
-@pytest.mark.parametrize("commits", [300, pytest.param(1_000, marks=pytest.mark.slow)])
-def test_a_busy_target_has_a_short_log_and_every_kept_cut(tmp_path: Path, commits: int):
-    upkept = MaintainedSink(tmp_path, UpkeepSettings(every=1, vacuum_after=0))
+@pytest.mark.parametrize(
+    ("commits", "keep"),
+    [
+        (2 * CHECKPOINT_EVERY + 20, 40),  # more than half of them stand between a cut and the checkpoint before it
+        pytest.param(300, 100, marks=pytest.mark.slow),
+        pytest.param(1_000, 100, marks=pytest.mark.slow),
+    ],
+)
+def test_a_busy_target_has_a_short_log_and_every_kept_cut(tmp_path: Path, commits: int, keep: int):
+    upkept = MaintainedSink(tmp_path, UpkeepSettings(every=1, vacuum_after=0, keep_commits=keep))
     upkept.round()
     for _ in range(2):
         changed_nothing(upkept.uri, commits)

@@ -25,6 +25,7 @@ from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink
 from tests.contracts.folded import ORDERS, batch, gone, part, put
 from tests.contracts.histories import ALL_SETTINGS
+from tests.pipelines.sinks.delta.small_files import add_small_files
 
 LOG = "log-1"
 TOPIC = ORDERS.topic
@@ -165,8 +166,11 @@ def test_several_commits_of_one_batch_are_its_own(sink: DeltaSink) -> None:
 
 def test_our_own_upkeep_is_ours(tmp_path: Path) -> None:
     sink = opened(tmp_path)
+    uri = sink.apply(batch([put(1, "x", 10)], 0, 10)).target
+    add_small_files(uri, pa.table(DeltaTable(uri).scan()), COMPACT_ABOVE)
+    publish(sink, sink.apply(batch([put(2, "x", 20)], 10, 20)))  # says that the files are of another client
     with capture_logs() as logs:
-        for n in range(1, COMPACT_ABOVE + 5):
+        for n in range(3, 7):
             publish(sink, sink.apply(batch([put(n, "x", n * 10)], n * 10 - 10, n * 10)))
             sink.parts.rewriter.finish(sink.parts.targets.by_uri, wait=True)
     assert "OPTIMIZE" in {entry["operation"] for entry in table_of(sink).history()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,16 @@ from tests.contracts.folded import column
 from tests.contracts.histories import RELATION, SETTINGS, TABLE, Lake
 from tests.contracts.stories import history
 from tests.pipelines.fold_model import log_row
+
+
+def in_one_mode() -> list[Any]:
+    """Every mode with True, and with False one of them; the other ones are slow."""
+    others = [mode for mode in SETTINGS if mode is not HistoryMode.VERSIONS]
+    return [
+        *((mode, True) for mode in SETTINGS),
+        (HistoryMode.VERSIONS, False),
+        *(pytest.param(mode, False, marks=pytest.mark.slow) for mode in others),
+    ]
 
 
 def test_a_column_that_was_left_out_does_not_come_back_by_another_list_or_another_name(tmp_path: Path) -> None:
@@ -47,8 +58,8 @@ def test_an_added_column_is_filled_in_old_versions_and_begins_none(tmp_path: Pat
     assert found == [("better", 7, None), ("new", 5, 7)]
 
 
-@pytest.mark.parametrize("told", [True, False])
-@pytest.mark.parametrize("keeping", SETTINGS)
+# whether the driver knows the columns of before, or finds them in the target, does not depend on the mode
+@pytest.mark.parametrize(("keeping", "told"), in_one_mode())
 def test_after_a_crash_a_default_goes_to_the_rows_that_are_older_than_its_column_and_to_no_other(
     tmp_path: Path, keeping: HistoryMode, told: bool
 ) -> None:
@@ -70,8 +81,8 @@ def test_after_a_crash_a_default_goes_to_the_rows_that_are_older_than_its_column
     assert sorted((row["id"], row["grade"]) for row in lake.rows()) == [(1, "new"), (2, "own"), (3, None)]
 
 
-@pytest.mark.parametrize("wide", [True, False], ids=["a longer key", "another column"])
-@pytest.mark.parametrize("keeping", SETTINGS)
+# nor does what is left out of a batch with changes by the earlier key: a longer key, or another column
+@pytest.mark.parametrize(("keeping", "wide"), in_one_mode())
 def test_a_table_goes_on_once_it_was_copied_under_another_key(
     tmp_path: Path, keeping: HistoryMode, *, wide: bool
 ) -> None:

@@ -31,6 +31,7 @@ from pipelines.sinks.delta.published_cuts_table import KeptCut
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
 from tests.contracts.folded import ORDERS, batch, put
+from tests.pipelines.sinks.delta.small_files import add_small_files
 from tests.pipelines.sinks.maintained_sink import Clock, MaintainedSink
 
 AFTER = 100.0
@@ -110,12 +111,9 @@ def test_a_file_that_the_driver_never_saw_in_the_table_stays_a_day(tmp_path: Pat
 def test_many_small_files_become_few_and_the_rows_stay(tmp_path: Path):
     upkept = MaintainedSink(tmp_path, UpkeepSettings(every=1000, vacuum_after=1000))
     upkept.round()
-    table = DeltaTable(upkept.uri)
-    row = pa.table(table.scan())
-    for number in range(COMPACT_ABOVE + 5):
-        column = row.schema.get_field_index("id")
-        write_deltalake(table, row.set_column(column, row.field("id"), pa.array([100 + number])), mode="append")
+    add_small_files(upkept.uri, pa.table(DeltaTable(upkept.uri).scan()), COMPACT_ABOVE + 5)
     before = upkept.items()
+    assert len(before) == upkept.live() == COMPACT_ABOVE + 6
     upkept.look()
 
     assert upkept.live() == 1
@@ -128,7 +126,7 @@ def test_what_no_kept_cut_needs_goes_and_every_kept_cut_stays_whole(tmp_path: Pa
     handed = upkept.applied()  # a version between two cuts, which somebody holds
     assert handed.version is not None
     upkept.upkeep.pin("held", {upkept.uri: handed.version})
-    for _ in range(8):
+    for _ in range(4):
         upkept.look()
         upkept.clock.now += 20
         upkept.round()
@@ -138,15 +136,15 @@ def test_what_no_kept_cut_needs_goes_and_every_kept_cut_stays_whole(tmp_path: Pa
         upkept.clock.now += AFTER
         upkept.look()
 
-    assert upkept.assert_every_kept_cut_is_whole() == 9
+    assert upkept.assert_every_kept_cut_is_whole() == 5
     assert upkept.items(handed.version) == upkept.expected(2)
-    assert len(upkept.files()) == 11 < len(many)
+    assert len(upkept.files()) == 7 < len(many)
     upkept.upkeep.release("held")
     for _ in range(2):
         upkept.clock.now += AFTER
         upkept.look()
-    assert upkept.assert_every_kept_cut_is_whole() == 9
-    assert len(upkept.files()) == 10
+    assert upkept.assert_every_kept_cut_is_whole() == 5
+    assert len(upkept.files()) == 6
 
 
 def test_vectors_that_no_kept_cut_needs_are_removed_and_every_kept_cut_stays_whole(tmp_path: Path) -> None:
@@ -168,8 +166,8 @@ def test_vectors_that_no_kept_cut_needs_are_removed_and_every_kept_cut_stays_who
 
 def test_a_rewrite_that_fails_is_reported_for_its_target_and_repeated_later(tmp_path: Path) -> None:
     upkept = MaintainedSink(tmp_path, UpkeepSettings(every=10, vacuum_after=AFTER), writer=Writer.INDEXED)
-    for _ in range(COMPACT_ABOVE + 1):
-        upkept.applied()
+    upkept.applied()
+    add_small_files(upkept.uri, pa.table(DeltaTable(upkept.uri).scan()), COMPACT_ABOVE)
     cuts = [KeptCut(0, Published(1, 1, {ORDERS.relation: upkept.applied()}), "")]
     rewriter, target = upkept.sink.parts.rewriter, DeltaTarget.open(upkept.uri)
     assert target is not None
@@ -210,9 +208,7 @@ def test_a_table_that_cannot_be_compacted_still_loses_what_nobody_needs(tmp_path
     mapped = {"delta.columnMapping.mode": "name", APP_ID: "target-1"}  # delta-rs does not compact such a table
     columns = pa.schema([("id", pa.int64())])
     DeltaTable.create(uri, columns, configuration=mapped, raise_if_key_not_exists=False)
-    table = DeltaTable(uri)
-    for number in range(COMPACT_ABOVE + 1):
-        write_deltalake(table, pa.table({"id": [number]}), mode="append")
+    add_small_files(uri, pa.table({"id": [1]}), COMPACT_ABOVE + 1)
     target, upkeep = (
         DeltaTarget(uri, DeltaTable(uri)),
         TargetMaintenance(UpkeepSettings(every=1, vacuum_after=0), clock),
@@ -285,12 +281,12 @@ def test_after_a_job_the_next_one_waits_nine_times_as_long_as_it_took(tmp_path: 
     upkept.round()
     upkept.clock.now += 1
     found: list[float] = []
-    for _ in range(45):
+    for _ in range(20):
         before = upkept.clock.now
         upkept.look(Slow)
         if upkept.clock.now > before:
             found.append(before)
-        upkept.clock.now += 5
+        upkept.clock.now += 10
     assert [after - before for before, after in pairwise(found)] == [100.0, 100.0]
 
 

@@ -44,11 +44,14 @@ def test_every_commit_holds_the_record_and_its_place_in_the_list(uri: str):
         assert read_published(table) == (record(expected[-1]) if expected else None)
 
 
-def test_the_list_stays_short_while_the_record_is_whole_and_a_new_driver_finds_both(uri: str):
+def test_the_list_stays_short_while_the_record_is_whole_a_new_driver_finds_both_and_checkpoints_are_made(uri: str):
     held = PublishedTable.open(uri, "log-1", retain=0.0)
     for position in range(1, CLEAN_EVERY + 21):
         held.write(record(position))
 
+    checkpoints = sorted(Path(uri, "_delta_log").glob("*.checkpoint.parquet"))
+    assert [int(file.name[:20]) for file in checkpoints] == [CHECKPOINT_EVERY, 2 * CHECKPOINT_EVERY]
+    assert read_published(DeltaTable(uri)) == held.record() == record(CLEAN_EVERY + 20)
     again = PublishedTable.open(uri, "log-1", retain=0.0)
     assert len(again.cuts) < 25
     assert [cut.published_at for cut in again.cuts] == [cut.published_at for cut in held.cuts]
@@ -75,15 +78,6 @@ def test_in_a_bucket_a_driver_that_published_and_paused_is_refused(s3: S3, monke
     table = DeltaTable(uri)
     assert [cut.position for cut in list_cuts(table)] == [10, 20, 30]
     assert read_published(table) == record(30)
-
-
-def test_checkpoints_are_made_while_it_is_written(uri: str):
-    held = PublishedTable.open(uri, "log-1", retain=60.0)
-    for position in range(1, 2 * CHECKPOINT_EVERY + 2):
-        held.write(record(position))
-    checkpoints = sorted(Path(uri, "_delta_log").glob("*.checkpoint.parquet"))
-    assert [int(file.name[:20]) for file in checkpoints] == [CHECKPOINT_EVERY, 2 * CHECKPOINT_EVERY]
-    assert read_published(DeltaTable(uri)) == held.record() == record(2 * CHECKPOINT_EVERY + 1)
 
 
 def test_a_record_of_before_cuts_were_kept_is_the_oldest_cut(uri: str, lake: str):
