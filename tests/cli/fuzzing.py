@@ -14,7 +14,8 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from ctypes import CDLL, byref, c_uint32, get_errno
 from io import StringIO
 from pathlib import Path
 from random import Random
@@ -287,8 +288,25 @@ def opened(folder: Path) -> None:
                 (Path(parent) / name).chmod(0o700)
 
 
+def obey_modes(folder: Path) -> None:
+    """Have root obey the modes of files, as every other user does: without CAP_DAC_OVERRIDE and _READ_SEARCH."""
+    kernel = CDLL(None, use_errno=True)
+    header, sets = (c_uint32 * 2)(0x20080522, 0), (c_uint32 * 6)()  # effective, permitted, inheritable; twice 32 bits
+    assert kernel.capget(byref(header), byref(sets)) == 0, os.strerror(get_errno())
+    for number in range(3):
+        sets[number] &= ~0b110
+    assert kernel.capset(byref(header), byref(sets)) == 0, os.strerror(get_errno())
+    closed = folder / "closed"
+    closed.touch(0)
+    with suppress(PermissionError):
+        closed.read_bytes()
+        raise AssertionError("modes are not obeyed")
+    closed.unlink()
+
+
 def run(folder: Path, seed: str, count: int, dsn: str | None) -> None:
     """Run so many commands; what they broke goes to `found.jsonl`, for some of them write to standard output itself."""
+    obey_modes(folder)
     place, template = folder / "work", folder / "template"
     place.mkdir()
     ground(place, dsn)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from typing import Any
@@ -10,68 +11,54 @@ import pytest
 from typer.main import get_command
 
 from cdc.cli.app import COMMANDS, application
-from cdc.errors import CdcError, all_error_classes
+from cdc.errors import all_error_classes
 from tests.cli.command import run, spawn
 
 HEAVY = ("pyspark", "psycopg", "sqlalchemy", "pyarrow", "rich", "alembic", "numba", "deltalake", "fastapi")
+STEPS: list[tuple[list[str], str]] = [
+    (["version"], ""),
+    (["explain", "CDC-2104"], ""),
+    (["validate", "config"], "validate"),
+    (["validate", "config/shop.yaml"], "validate"),
+    (["--help"], " ".join(sorted(COMMANDS))),
+]
+"""Commands that one process runs one after the other, and the modules of commands that it has imported behind each."""
 PROBE = f"""
-import sys
+import json, sys
 from cdc.__main__ import main
-status = main(sys.argv[1:])
-print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)
-sys.exit(status)
-"""
-MODULES_PROBE = f"""
-import sys
-from cdc.__main__ import main
-status = main(sys.argv[1:])
-print(*(name for name in {sorted(COMMANDS)!r} if "cdc.cli." + name in sys.modules), file=sys.stderr)
-sys.exit(status)
-"""
-READS_PROBE = """
-import sys
-from cdc.__main__ import main
-read = []
-sys.addaudithook(lambda event, given: read.append(given) if event == "open" and given[0] == sys.argv[-1] else None)
-main(sys.argv[1:])
-print(len(read), file=sys.stderr)
+opened, found = [], []
+sys.addaudithook(lambda event, given: opened.append(str(given[0])) if event == "open" else None)
+for arguments, _ in {STEPS!r}:
+    opened.clear()
+    status = main(arguments)
+    reads = opened.count(arguments[-1])
+    heavy = [name for name in {HEAVY!r} if name in sys.modules]
+    modules = " ".join(name for name in {sorted(COMMANDS)!r} if "cdc.cli." + name in sys.modules)
+    found.append([status, reads, heavy, modules])
+print(json.dumps(found), file=sys.stderr)
 """
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["version"], ["explain", "CDC-2104"], ["validate", "config"]])
-def test_light_commands_import_nothing_heavy(arguments: list[str]) -> None:
-    assert _printed_by(PROBE, *arguments) == "[]"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "imported"),
-    [(["validate", "config"], "validate"), (["version"], ""), (["--help"], " ".join(sorted(COMMANDS)))],
-)
-def test_a_command_imports_no_module_of_another_command(arguments: list[str], imported: str) -> None:
-    assert _printed_by(MODULES_PROBE, *arguments) == imported
-
-
-@pytest.mark.parametrize("module", COMMANDS)
-def test_the_table_of_commands_names_what_a_module_registers(module: str) -> None:
-    for command in COMMANDS[module]:
-        registered: Any = get_command(application(command))
-        assert registered.commands.keys() == {*COMMANDS[module], "version", "explain"}
-
-
-def test_a_valid_definition_is_read_once() -> None:
-    assert _printed_by(READS_PROBE, "validate", "config/shop.yaml") == "1"
-
-
-def _printed_by(probe: str, *arguments: str) -> str:
+def test_a_light_command_imports_nothing_heavy_and_no_module_of_another_and_reads_a_definition_once() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", probe, *arguments],
+        [sys.executable, "-c", PROBE],
         capture_output=True,
         text=True,
         check=False,
         env={"SHOP_DSN": "postgresql:///shop"},
     )
     assert done.returncode == 0
-    return done.stderr.strip()
+    found = {tuple(given): one for (given, _), one in zip(STEPS, json.loads(done.stderr), strict=True)}
+    assert {given: (status, heavy) for given, (status, _, heavy, _) in found.items()} == dict.fromkeys(found, (0, []))
+    assert [modules for *_, modules in found.values()] == [imported for _, imported in STEPS]
+    assert found["validate", "config/shop.yaml"][1] == 1
+
+
+def test_the_table_of_commands_names_what_a_module_registers() -> None:
+    for module, commands in COMMANDS.items():
+        for command in commands:
+            registered: Any = get_command(application(command))
+            assert registered.commands.keys() == {*commands, "version", "explain"}, module
 
 
 def test_without_arguments_the_help_is_shown_and_the_usage_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,12 +91,10 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
     assert run(capsys, "--version").output == f"cdc {outcome.envelope['result']['version']}\n"
 
 
-@pytest.mark.parametrize("error", all_error_classes(), ids=lambda error: error.code)
-def test_every_code_is_explained(error: type[CdcError], capsys: pytest.CaptureFixture[str]) -> None:
-    page = run(capsys, "explain", error.code.lower(), "--json").envelope["result"]
-    assert page["code"] == error.code
-    assert page["remedy"] == error.remedy
-    assert page["meaning"]
+def test_every_code_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    for error in all_error_classes():
+        page = run(capsys, "explain", error.code.lower(), "--json").envelope["result"]
+        assert (page["code"], page["remedy"], bool(page["meaning"])) == (error.code, error.remedy, True)
 
 
 def test_all_codes_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -67,7 +67,9 @@ def _cdc(held: Captured, capsys: pytest.CaptureFixture[str]) -> Command:
     return Command(held, capsys)
 
 
-def test_a_backfill_is_asked_for_and_shown_until_it_is_done(cdc: Command, catalog: Catalog) -> None:
+def test_a_backfill_is_asked_for_and_shown_until_it_is_done_and_gets_verbs_until_it_has_ended(
+    cdc: Command, catalog: Catalog
+) -> None:
     asked = cdc.result("backfill", "public.t", "--where", "id > 5", "--rate", "100")
     assert asked["tables"] == ["public.t"]
     (command,) = catalog.commands.pending("held", BACKFILL)
@@ -81,9 +83,22 @@ def test_a_backfill_is_asked_for_and_shown_until_it_is_done(cdc: Command, catalo
     )
     assert [one["state"] for one in cdc.result("backfill", "ls")["backfills"]] == ["done"]
     assert [line.action for line in catalog.audit.ls()] == ["backfill"]
+    for verb in BackfillAction:
+        job = cdc.result("backfill", "public.t")["id"]
+        assert cdc("backfill", verb.value, job).status == 0
+        assert [command.payload for command in catalog.commands.pending("held", verb.kind)] == [{"id": job}]
+        catalog.commands.finish(job, BackfillState("cancelled").to_json(), ok=False)
+        late = cdc("backfill", verb.value, job)
+        assert (late.status, "already ended with state cancelled" in late.errors) == (2, True)
+
+    # a table is in one backfill at a time
+    first = cdc.result("backfill", "public.t", "--keys", "..5")["id"]
+    refused = cdc("backfill", "public.*", "--keys", "6..", "--json").envelope
+    assert (refused["error"]["code"], str(first) in refused["error"]["suggestion"]) == ("CDC-1006", True)
+    assert cdc("backfill", "public.u").status == 0
 
 
-def test_people_read_the_figures_that_programs_get(cdc: Command, catalog: Catalog) -> None:
+def test_people_read_the_figures_that_programs_get_and_where_tables_stand(cdc: Command, catalog: Catalog) -> None:
     job = cdc.result("tables", "resync", "public.t")["id"]
     catalog.commands.record(job, BackfillState("snapshotting", dict(WORK)).to_json())
     words = "250 rows of about 1,000 · 25% · 500 rows/s · 2 s left"
@@ -94,9 +109,28 @@ def test_people_read_the_figures_that_programs_get(cdc: Command, catalog: Catalo
         assert words in cdc(*arguments).output
     (table,) = (t for t in cdc("status", "--json").envelope["result"]["tables"] if t["topic"] == "public.t")
     assert (table["state"], table["progress"]["share"]) == ("snapshotting", 0.25)
+    catalog.commands.finish(job, BackfillState("done").to_json())
+
+    # tables with their number and where they stand
+    tables = [
+        TableProgress("", "public.t", "needs_resync", "why", 1, None, 12),
+        TableProgress("lake", "public.t", "failed", "full", 1, 3, 7),
+    ]
+    catalog.tables.record("held", tables)
+    first, second, _ = cdc.result("tables", "ls")["tables"]
+    assert (first["topic"], first["state"], first["reason"], first["rows"]) == ("public.t", "needs_resync", "why", 12)
+    assert [(sink["sink"], sink["state"], sink["version"]) for sink in first["sinks"]] == [("lake", "failed", 3)]
+    assert (second["topic"], second["state"], second["sinks"]) == ("public.u", "streaming", [])
+    assert {type(first["relation"]), type(second["relation"])} == {int}
+    people = cdc("tables", "ls").output
+    assert all(
+        word in people for word in ("public.t", "needs_resync", "why", "lake failed", "full", str(first["relation"]))
+    )
 
 
-def test_listed_keys_come_from_options_and_a_file_each_once(cdc: Command, catalog: Catalog, tmp_path: Path) -> None:
+def test_listed_keys_come_from_options_and_a_file_each_once_and_of_a_long_list_only_the_beginning_is_shown(
+    cdc: Command, catalog: Catalog, tmp_path: Path
+) -> None:
     file = tmp_path / "keys.csv"
     file.write_text('7\n\n"8"\n007\n', encoding="utf-8-sig")
     job = cdc.result("backfill", "public.t", "--key", "9", "--key", "8", "--keys-from", file)["id"]
@@ -106,12 +140,10 @@ def test_listed_keys_come_from_options_and_a_file_each_once(cdc: Command, catalo
     assert (shown["keys"], shown["request"]["keys"]) == (4, [["9"], ["8"], ["7"], ["007"]])
     assert shown["command"] == "cdc backfill public.t --key 9 --key 8 --key 7 --key 007 -c FILE"
 
-
-def test_of_a_long_list_only_the_beginning_is_shown(cdc: Command, tmp_path: Path) -> None:
-    file = tmp_path / "keys.csv"
+    catalog.commands.finish(job, BackfillState("done").to_json())
     file.write_text("".join(f"{number}\n" for number in range(KEYS)))
     cdc.result("backfill", "public.t", "--keys-from", file)
-    (shown,) = cdc.result("backfill", "ls")["backfills"]
+    (shown,) = (one for one in cdc.result("backfill", "ls")["backfills"] if one["id"] != job)
     assert (shown["keys"], len(shown["request"]["keys"])) == (KEYS, KEYS_SHOWN)
     assert shown["command"] == "cdc backfill public.t --keys-from LIST -c FILE"
 
@@ -152,45 +184,8 @@ def test_what_cannot_be_done_is_a_usage_error_with_the_way_out_and_starts_nothin
     assert catalog.commands.ls("held", BACKFILL) == []
     assert catalog.audit.ls() == []
 
-
-def test_of_a_table_without_a_key_the_way_out_is_a_copy_of_all_of_it(cdc: Command) -> None:
+    # of a table without a key the way out is a copy of all of it
     refused = cdc("backfill", "raw.lines", "--keys", "1..9", "--json").envelope["error"]
     assert "'raw.lines' has no key" in refused["message"]
     assert "cdc tables resync 'raw.lines'" in refused["suggestion"]
     assert cdc("tables", "resync", "raw.lines").status == 0
-
-
-def test_a_table_is_in_one_backfill_at_a_time(cdc: Command) -> None:
-    first = cdc.result("backfill", "public.t", "--keys", "..5")["id"]
-    refused = cdc("backfill", "public.*", "--keys", "6..", "--json").envelope
-    assert (refused["error"]["code"], str(first) in refused["error"]["suggestion"]) == ("CDC-1006", True)
-    assert cdc("backfill", "public.u").status == 0
-
-
-@pytest.mark.parametrize("verb", list(BackfillAction))
-def test_a_verb_reaches_the_reader_while_the_backfill_has_not_ended(
-    cdc: Command, catalog: Catalog, verb: BackfillAction
-) -> None:
-    job = cdc.result("backfill", "public.t")["id"]
-    assert cdc("backfill", verb.value, job).status == 0
-    assert [command.payload for command in catalog.commands.pending("held", verb.kind)] == [{"id": job}]
-    catalog.commands.finish(job, BackfillState("cancelled").to_json(), ok=False)
-    refused = cdc("backfill", verb.value, job)
-    assert (refused.status, "already ended with state cancelled" in refused.errors) == (2, True)
-
-
-def test_tables_are_listed_with_their_number_and_where_they_stand(cdc: Command, catalog: Catalog) -> None:
-    tables = [
-        TableProgress("", "public.t", "needs_resync", "why", 1, None, 12),
-        TableProgress("lake", "public.t", "failed", "full", 1, 3, 7),
-    ]
-    catalog.tables.record("held", tables)
-    first, second, _ = cdc.result("tables", "ls")["tables"]
-    assert (first["topic"], first["state"], first["reason"], first["rows"]) == ("public.t", "needs_resync", "why", 12)
-    assert [(sink["sink"], sink["state"], sink["version"]) for sink in first["sinks"]] == [("lake", "failed", 3)]
-    assert (second["topic"], second["state"], second["sinks"]) == ("public.u", "streaming", [])
-    assert {type(first["relation"]), type(second["relation"])} == {int}
-    people = cdc("tables", "ls").output
-    assert all(
-        word in people for word in ("public.t", "needs_resync", "why", "lake failed", "full", str(first["relation"]))
-    )

@@ -3,28 +3,39 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
-import subprocess
-import sys
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from cdc.log.writer import LogWriter
 from cdc.position import Position
-from tests.cli.command import Outcome, run
+from tests.cli.command import run
+from tests.fixtures.forked import start
+from tests.fixtures.waiting import until
 from tests.log.rows import IDENTITY, LIMITS, info, row, schema_of, table
 
 
 @pytest.fixture
 def definition(tmp_path: Path) -> Path:
-    """A definition whose log holds a schema row, ten inserts of two rows each, a key change, a delete elsewhere."""
+    """A definition whose log has a schema row, ten inserts of two rows each, a key change, a delete elsewhere."""
     path = tmp_path / "pipeline.yaml"
     path.write_text(
         f"name: shop\nsource: {{dsn: 'postgresql://localhost/shop'}}\ntables: [{{match: 'shop.*'}}]\n"
         f"log: {{path: '{tmp_path}/log'}}\n"
     )
-    writer = LogWriter.open(tmp_path / "log", IDENTITY, LIMITS)
+    shutil.copytree(Path(prepared().name, "log"), tmp_path / "log")
+    return path
+
+
+@cache
+def prepared() -> TemporaryDirectory[str]:
+    """That log in a folder: to write it takes longer than to copy it."""
+    folder = TemporaryDirectory()
+    writer = LogWriter.open(Path(folder.name, "log"), IDENTITY, LIMITS)
     start = row(100, 0, op="s", key=None, after=None, payload=schema_of(16384, "name").to_json())
     append(writer, 100, start)
     for position in range(110, 210, 10):
@@ -36,7 +47,7 @@ def definition(tmp_path: Path) -> Path:
         row(300, 1, op="u", key=["5"], old_key=["1"], after=[(1, "5"), (2, "x")]),
     )
     append(writer, 310, row(310, 0, relation=2, topic="shop.other", op="d", before=[(1, "0")], after=None))
-    return path
+    return folder
 
 
 def append(writer: LogWriter, last: int, *rows: dict[str, object]) -> None:
@@ -124,34 +135,38 @@ def test_tail_for_people_fits_a_line_per_change(capsys: pytest.CaptureFixture[st
     assert "after=" in " ".join(rest)
 
 
-@pytest.mark.parametrize("options", [("--format", "avro"), ("--op", "x"), ("--since", "yesterday"), ("--since", "1/x")])
-def test_a_wrong_option_is_a_usage_error(
-    capsys: pytest.CaptureFixture[str], definition: Path, options: tuple[str, str]
-) -> None:
-    outcome: Outcome = run(capsys, "tail", "orders", "-c", definition, *options)
-    assert outcome.status == 2
-    assert "→" in outcome.errors
+WRONG = [("--format", "avro"), ("--op", "x"), ("--since", "yesterday"), ("--since", "1/x")]
 
 
-def test_tail_follows_what_is_appended(definition: Path) -> None:
-    command = [sys.executable, "-m", "cdc", "tail", "orders", "-f", "-n", "1", "--json", "-c", str(definition)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
-        first = json.loads(child.stdout.readline())
+def test_a_wrong_option_is_a_usage_error(capsys: pytest.CaptureFixture[str], definition: Path) -> None:
+    for options in WRONG:
+        outcome = run(capsys, "tail", "orders", "-c", definition, *options)
+        assert (outcome.status, "→" in outcome.errors) == (2, True), options
+
+
+def test_tail_follows_what_is_appended(definition: Path, tmp_path: Path) -> None:
+    printed = tmp_path / "printed"
+    with printed.open("wb") as output:
+        child = start("cdc", "tail", "orders", "-f", "-n", "1", "--json", "-c", definition, output=output)
+    try:
+        until(lambda: printed.read_text().count("\n") == 1, printed.read_text)
         writer = LogWriter.open(definition.parent / "log", IDENTITY, LIMITS)
         append(writer, 400, row(400, 0), row(400, 1))
-        followed = [json.loads(child.stdout.readline()) for _ in range(2)]
+        until(lambda: printed.read_text().count("\n") == 3, printed.read_text)
         child.send_signal(signal.SIGINT)
         child.wait(20)
-    assert first["position"] == "0/12C"
-    assert [(c["position"], c["ordinal"]) for c in followed] == [("0/190", 0), ("0/190", 1)]
+    finally:
+        child.kill()
+    found = [json.loads(line) for line in printed.read_text().splitlines()]
+    assert [(c["position"], c["ordinal"]) for c in found] == [("0/12C", 1), ("0/190", 0), ("0/190", 1)]
 
 
-@pytest.mark.parametrize("options", [[], ["-n", "0"], ["--since", "2030-01-01"], ["-f"]])
 def test_tail_of_a_table_that_the_log_does_not_have_names_the_nearest(
-    capsys: pytest.CaptureFixture[str], definition: Path, options: list[str]
+    capsys: pytest.CaptureFixture[str], definition: Path
 ) -> None:
-    outcome = run(capsys, "tail", "ordres", "-c", definition, *options)
-    assert (outcome.status, outcome.output) == (2, "")
-    assert "the log has no table 'ordres'" in outcome.errors
-    assert f"→ did you mean 'shop.orders'? run 'cdc tables ls -c {definition}' to see the tables" in outcome.errors
+    fix = f"→ did you mean 'shop.orders'? run 'cdc tables ls -c {definition}' to see the tables"
+    for options in ([], ["-n", "0"], ["--since", "2030-01-01"], ["-f"]):
+        outcome = run(capsys, "tail", "ordres", "-c", definition, *options)
+        assert (outcome.status, outcome.output) == (2, ""), options
+        assert "the log has no table 'ordres'" in outcome.errors
+        assert fix in outcome.errors

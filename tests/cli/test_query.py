@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink
 from tests.cli.command import run
 from tests.contracts.folded import ORDERS, batch, put
+from tests.fixtures import forked
 from tests.pipelines.sinks.added_features import add_features, commit
 
 ITEMS = replace(ORDERS, relation=2, oid=2, name="items")
@@ -219,7 +218,11 @@ import sys
 from cdc.stores import lake_reader
 lake_reader.require_query = lambda builder, sql: None
 from cdc.__main__ import main
-sys.exit(main())
+definition, *targets = sys.argv[1:]
+for target in targets:
+    sql = f"copy (select id from orders where false) to '{target}' stored as csv"
+    sys.argv[1:] = ["query", sql, "-c", definition]
+    print(main())
 """
 """The command without its first barrier."""
 
@@ -231,25 +234,16 @@ def test_the_process_of_a_query_cannot_write_even_where_the_parser_lets_it_pass(
     kept = tmp_path / "kept.csv"
     kept.write_text("mine", encoding="utf-8")
 
-    for target in (kept, tmp_path / "made.csv"):
-        sql = f"copy (select id from orders where false) to '{target}' stored as csv"
-        done = subprocess.run(
-            [sys.executable, "-c", UNPARSED, "query", sql, "-c", str(definition)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert (done.returncode, "CDC-5015 query failed: " in done.stderr) == (1, True)
+    done = forked.run("tests.run_code", UNPARSED, definition, kept, tmp_path / "made.csv")
+    assert (done.status, done.output) == (0, "1\n1\n"), done.errors
+    assert done.errors.count("CDC-5015 query failed: ") == 2
     assert [*tmp_path.iterdir()] == [kept]
     assert kept.read_text(encoding="utf-8") == "mine"
 
 
 def test_the_rows_of_a_query_go_where_the_shell_sends_them(definition: Path, tmp_path: Path) -> None:
     with (tmp_path / "rows.json").open("w") as file:
-        subprocess.run(
-            [sys.executable, "-m", "cdc", "query", "select id from orders", "-c", str(definition), "--json"],
-            stdout=file,
-            check=True,
-        )
+        ended = forked.start("cdc", "query", "select id from orders", "-c", definition, "--json", output=file)
+        assert ended.wait(60.0) == 0
 
     assert json.loads((tmp_path / "rows.json").read_text(encoding="utf-8"))["ok"]

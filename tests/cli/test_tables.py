@@ -87,8 +87,21 @@ def test_without_a_reader_the_file_changes_and_the_rest_comes_at_its_start(
     assert catalog.commands.ls("held", CHECK_TABLES) == []
 
 
-def test_a_dry_run_prints_the_change_and_makes_none(held: Captured, cdc: Command, catalog: Catalog) -> None:
+WRONG = [
+    ("add", "u"),
+    ("remove", "public.t"),
+    ("skip", "public.none"),
+    ("skip", "public.t"),
+]
+
+
+def test_a_dry_run_and_what_cannot_be_done_change_nothing(held: Captured, cdc: Command, catalog: Catalog) -> None:
     before = held.path.read_bytes()
+    for arguments in WRONG:
+        outcome = cdc("tables", *arguments)
+        assert (outcome.status, "→" in outcome.errors) == (2, True), arguments
+        assert held.path.read_bytes() == before
+    assert (catalog.audit.ls(), catalog.commands.ls("held", SKIP_TABLES)) == ([], [])
     told = cdc("tables", "add", "public.u", "far.away", "--dry-run")
     assert "match: far.away" in told.output
     assert "the source has no table far.away" in told.output
@@ -112,7 +125,7 @@ def test_a_table_that_is_added_is_captured_and_one_that_is_removed_let_go(
     assert {s.topic: s.state for s in held.log.schemas().values()}["public.u"] is TableState.DROPPED
 
 
-def test_a_table_that_the_reader_refuses_is_a_finding_with_the_reason(
+def test_a_table_that_the_reader_refuses_is_a_finding_with_the_reason_until_it_is_captured(
     held: Captured, cdc: Command, reading: Running
 ) -> None:
     run_sql(held.dsn, "CREATE TABLE bare (id int)")
@@ -123,12 +136,7 @@ def test_a_table_that_the_reader_refuses_is_a_finding_with_the_reason(
     envelope = envelope_of(cdc("tables", "add", "public.bare*", "--json"))
     assert (envelope["ok"], list(envelope["result"]["reader"]["refused"])) == (False, ["public.bare"])
 
-
-def test_a_table_that_the_rules_match_already_and_that_is_refused_is_a_finding_until_it_is_captured(
-    held: Captured, cdc: Command, reading: Running
-) -> None:
-    run_sql(held.dsn, "CREATE TABLE bare (id int)")
-    cdc("tables", "add", "public.bare")
+    # the rules match it already
     again = cdc("tables", "add", "public.bare")
     assert (again.status, 'ALTER TABLE "public"."bare" REPLICA IDENTITY FULL;' in again.output) == (4, True)
     listed = {table["topic"]: table for table in envelope_of(cdc("tables", "ls", "--json"))["result"]["tables"]}
@@ -139,25 +147,6 @@ def test_a_table_that_the_rules_match_already_and_that_is_refused_is_a_finding_u
     run_sql(held.dsn, "ALTER TABLE bare ADD PRIMARY KEY (id)")
     assert cdc("tables", "add", "public.bare").status == 0
     assert {table.state for table in reading.catalog.tables.ls("held")} == set()
-
-
-WRONG = [
-    ("add", "u"),
-    ("remove", "public.t"),
-    ("skip", "public.none"),
-    ("skip", "public.t"),
-]
-
-
-@pytest.mark.parametrize("arguments", WRONG)
-def test_what_cannot_be_done_is_a_usage_error_and_changes_nothing(
-    held: Captured, cdc: Command, catalog: Catalog, arguments: tuple[str, str]
-) -> None:
-    before = held.path.read_bytes()
-    outcome = cdc("tables", *arguments)
-    assert (outcome.status, "→" in outcome.errors) == (2, True)
-    assert held.path.read_bytes() == before
-    assert (catalog.audit.ls(), catalog.commands.ls("held", SKIP_TABLES)) == ([], [])
 
 
 def test_a_table_in_doubt_is_skipped_but_not_while_a_copy_of_it_is_on_its_way(
@@ -186,17 +175,14 @@ def test_a_resync_without_a_reader_says_that_it_waits_for_one(cdc: Command) -> N
     assert "the reader is missing" in cdc("backfill", "cancel", "1").output
 
 
-def test_a_resync_of_a_running_reader_says_that_it_is_done(held: Captured, cdc: Command, reading: Running) -> None:
+def test_a_resync_of_a_running_reader_says_that_it_is_done_and_fails_where_the_backfill_does(
+    held: Captured, cdc: Command, reading: Running
+) -> None:
     run_sql(held.dsn, "INSERT INTO t VALUES (11, 'eleven')")
     result = envelope_of(cdc("tables", "resync", "public.t", "--wait", "--json"))["result"]
     assert (result["state"], result["reader"], result["rows"]) == ("done", "running", 1)
     assert reading.reads
-
-
-@pytest.mark.usefixtures("reading")
-def test_a_backfill_that_fails_fails_the_command_that_waited_for_it(held: Captured, cdc: Command) -> None:
-    run_sql(held.dsn, "INSERT INTO t VALUES (11, 'eleven')")
     failed = cdc("backfill", "public.t", "--where", "1 / (id - id) > 0", "--wait", "--json")
     found = envelope_of(failed)
     assert (failed.status, found["ok"]) == (1, False)
-    assert found["error"]["message"].startswith("backfill 1 failed: division by zero")
+    assert found["error"]["message"].startswith("backfill 2 failed: division by zero")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.__main__ import main as pipelines_main
 from tests.cli.command import run
 from tests.config.definitions import SOUND, changed, write
 
@@ -39,13 +40,16 @@ def test_the_next_step_names_the_file_that_is_wrong(tmp_path: Path, capsys: pyte
     assert output.endswith(f"  → correct the definition, then run 'cdc validate {path}'\n")
 
 
-@pytest.mark.parametrize("command", [("validate",), ("status", "-c"), ("verify", "--against", "log", "-c")])
-def test_a_definition_that_is_not_there_is_to_be_named(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], command: tuple[str, ...]
-) -> None:
-    outcome = run(capfd, *command, tmp_path / "none.yaml")
-    assert outcome.status == 2
-    assert (outcome.output + outcome.errors).endswith("  → choose the definition file with -c FILE\n")
+def test_a_definition_that_is_not_there_is_to_be_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    missing = tmp_path / "none.yaml"
+    for command in (("validate",), ("status", "-c")):
+        outcome = run(capsys, *command, missing)
+        assert outcome.status == 2
+        assert (outcome.output + outcome.errors).endswith("  → choose the definition file with -c FILE\n")
+    # verify is a command of the child that it starts
+    assert pipelines_main(["verify", "--against", "log", "-c", str(missing)]) == 2
+    printed = capsys.readouterr()
+    assert (printed.out + printed.err).endswith("  → choose the definition file with -c FILE\n")
 
 
 def test_the_envelope_holds_every_issue_and_points_at_the_first(

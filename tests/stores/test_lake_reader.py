@@ -62,35 +62,28 @@ def lived(tmp_path):
     return Lake.open(template)
 
 
-@pytest.mark.parametrize(
-    ("at", "items"),
-    [("0/14", ["a"]), ("0/27", ["a"]), ("0/28", ["A", "b"]), ("1970-01-01T00:00:06.5", ["a"]),
-     ("1970-01-01 01:00:08+01:00", ["A", "b"]), ("latest", ["A", "b"])],
-)  # fmt: skip
-def test_a_past_cut_is_read_by_position_or_time(lived, at, items):
-    found = lived.query("select item from shop.orders order by id", parse_at(at)).read_all()
-
-    assert found["item"].to_pylist() == items
+PAST = [("0/14", ["a"]), ("0/27", ["a"]), ("0/28", ["A", "b"]), ("1970-01-01T00:00:06.5", ["a"]),
+        ("1970-01-01 01:00:08+01:00", ["A", "b"]), ("latest", ["A", "b"])]  # fmt: skip
+NEVER = [(Position(19), "oldest cut is 0/14"), (Position(61), "newest cut is 0/3C"),
+         (datetime(1970, 1, 1, 0, 0, 4, tzinfo=UTC), "oldest cut is 0/14"),
+         (datetime(2999, 1, 1), "newest cut is 0/3C"),  # noqa: DTZ001
+         (ReadAt.PUBLISHED, "'shop.orders' is not part of the cut: failed")]  # fmt: skip
 
 
-def test_a_record_that_was_found_answers_any_number_of_queries(lived):
+def test_a_past_cut_is_read_by_position_or_time_and_a_moment_without_one_is_an_error_that_says_why(lived):
+    for at, items in PAST:
+        found = lived.query("select item from shop.orders order by id", parse_at(at)).read_all()
+        assert found["item"].to_pylist() == items, at
+    for moment, words in NEVER:
+        with pytest.raises(CutUnavailable) as caught:
+            lived.query("select * from shop.orders", moment)
+        assert words in caught.value.message
+
+    # a record that was found answers any number of queries
     cut = lived.cut(Position(25))
 
     assert (cut.position, [table.state for table in cut.tables.values()]) == (20, ["streaming"])
     assert lived.query("select count(*) as n from orders", cut).read_all()["n"].to_pylist() == [1]
-
-
-@pytest.mark.parametrize(
-    ("at", "words"),
-    [(Position(19), "oldest cut is 0/14"), (Position(61), "newest cut is 0/3C"),
-     (datetime(1970, 1, 1, 0, 0, 4, tzinfo=UTC), "oldest cut is 0/14"), (datetime(2999, 1, 1), "newest cut is 0/3C"),  # noqa: DTZ001
-     (ReadAt.PUBLISHED, "'shop.orders' is not part of the cut: failed")],
-)  # fmt: skip
-def test_a_moment_without_a_cut_and_a_table_apart_from_it_are_errors_that_say_why(lived, at, words):
-    with pytest.raises(CutUnavailable) as caught:
-        lived.query("select * from shop.orders", at)
-
-    assert words in caught.value.message
 
 
 @pytest.mark.parametrize("text", ["yesterday", "16/", "x/1", "2026-13-01", ""])
