@@ -23,14 +23,14 @@ from cdc.log_row import Operation
 from cdc.lsn import Lsn
 from cdc.metrics import Metrics
 from cdc.position import Position
-from cdc.postgres.connection import connect
 from cdc.postgres.logical_messages import emit_message
 from cdc.postgres.replication import identify_system
 from cdc.snapshot.debezium_signal_queue import SignalQueue
 from cdc.snapshot.watermark_window import WatermarkWindows
 from cdc.table import TableState
+from tests.fixtures.catalog import put_catalog
 from tests.fixtures.forked import start
-from tests.fixtures.postgres import run_sql
+from tests.fixtures.postgres import open_session, run_sql
 from tests.fixtures.waiting import until
 
 
@@ -40,6 +40,7 @@ class Captured:
     def __init__(self, folder: Path, dsn: str, *, tables: str = "public.*", slot: str = "") -> None:
         self.dsn, self.folder = dsn, folder
         self.path = folder / "pipeline.yaml"
+        put_catalog(folder)
         self.write(tables=tables, slot=slot or f"s_{dsn.rpartition('/')[2]}")
 
     def write(self, *, tables: str = "public.*", slot: str, more: str = "") -> None:
@@ -106,10 +107,10 @@ class Captured:
 
     def wal_end(self) -> Lsn:
         """A place behind all that has committed, and before a message that will get there."""
-        with connect(self.dsn) as conn:
-            emit_message(conn, "cdc.test", "end")
-            found = conn.execute("SELECT pg_current_wal_lsn()::text").fetchone()
-            emit_message(conn, "cdc.test", "end")
+        conn = open_session(self.dsn)
+        emit_message(conn, "cdc.test", "end")
+        found = conn.execute("SELECT pg_current_wal_lsn()::text").fetchone()
+        emit_message(conn, "cdc.test", "end")
         assert found is not None
         return Lsn.parse(found[0])
 

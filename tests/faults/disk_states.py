@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Final
+
+from tests.faults import forked_strace
+from tests.fixtures.waiting import PATIENCE
 
 CALLS: Final = (
     "openat,write,pwrite64,pwritev,pwritev2,lseek,fsync,fdatasync,rename,renameat,renameat2,link,linkat,unlink,unlinkat,"
@@ -61,10 +63,14 @@ class _File:
     written_at: float = 0.0
 
 
-def traced(command: Sequence[str], trace: Path) -> list[Call]:
-    """Run the command; what it did to disks, in order."""
-    strace = ["strace", "-f", "-qq", "-y", "-xx", "-ttt", "-s", "10000000", "--seccomp-bpf", "-o", str(trace)]
-    subprocess.run([*strace, "-e", f"trace={CALLS}", *command], check=True, timeout=120)
+def traced(trace: Path, *command: object) -> list[Call]:
+    """Run `python -m COMMAND…`; what it did to disks, in order."""
+    options = ["-y", "-xx", "-ttt", "-s", "10000000", "-e", f"trace={CALLS}"]
+    with trace.with_suffix(".out").open("w+") as output:
+        with forked_strace.traced(options, trace, *command, output=output) as process:
+            status = process.wait(PATIENCE)
+        output.seek(0)
+        assert status == 0, output.read()
     return [call for line in _whole(trace.read_text().splitlines()) if (call := _call(line)) is not None]
 
 

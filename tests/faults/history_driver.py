@@ -31,13 +31,14 @@ HISTORY = [
 ENDS = (20, 40, 50, 70)
 
 
-def main(folder: str, keeping: str, upto: int) -> None:
+def drive(folder: str, keeping: HistoryMode, upto: int) -> None:
     """From where the last one published, up to there."""
-    lake = Lake(folder, SETTINGS[HistoryMode(keeping)])
+    lake = Lake(folder, SETTINGS[keeping])
     published = lake.sink.open("log-1")
     after = published.position if published else 0
     lake.publish(lake.apply(HISTORY, min(after, upto), upto, TABLE), upto)
+    lake.sink.close()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    drive(sys.argv[1], HistoryMode(sys.argv[2]), int(sys.argv[3]))

@@ -130,7 +130,7 @@ def expected(upto: int) -> dict[int, dict[str, Image]]:
     return {shard: {key: whole(image) for key, (_, image) in table.rows.items()} for shard, table in tables.items()}
 
 
-def main(folder: str, upto: int, *, apart: bool = False) -> None:
+def drive(folder: str, upto: int, *, apart: bool = False) -> None:
     """From where the last one published, up to there, with a stop where a shard was left ahead, as the loop does it."""
     with driver(folder, apart=apart) as (sink, opened):
         published = opened
@@ -150,4 +150,4 @@ def stop(published: Published, upto: int) -> int:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), apart="apart" in sys.argv)
+    drive(sys.argv[1], int(sys.argv[2]), apart="apart" in sys.argv)

@@ -35,7 +35,7 @@ HISTORY = [
 """With truncates: where rows end, a batch is two commits of its target."""
 
 
-def main(folder: Path, upto: int, kind: str = "delta") -> None:
+def drive(folder: Path, upto: int, kind: str = "delta") -> None:
     """From where the last one published, up to there."""
     if kind not in ("delta", "search"):
         _change_by_change(folder, upto, kind)
@@ -44,6 +44,7 @@ def main(folder: Path, upto: int, kind: str = "delta") -> None:
     published = max((table.position for table in driver.tables.values()), default=0)
     rows = [row for row in (*FIRST, *LATER) if published < row.position <= upto]
     driver.take(*rows, upto=upto)
+    driver.sink.close()
 
 
 def _change_by_change(folder: Path, upto: int, kind: str) -> None:
@@ -52,7 +53,8 @@ def _change_by_change(folder: Path, upto: int, kind: str) -> None:
     if mended:
         lake.ask(DeadLetterAction.RETRY)
     lake.take(HISTORY, upto)
+    lake.sink.close()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])
+    drive(Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 
+from tests.fixtures import forked
 from tests.fixtures.s3 import KEY_ID, S3, VARIABLES
-from tests.source_tree import ROOT
 
 WORK = """
 import os, sys
@@ -49,14 +45,6 @@ def test_a_process_whose_threads_used_a_bucket_exits_with_0(s3: S3, run: int) ->
         f'{{"endpoint": "http://127.0.0.1:{s3.port}", "allow_http": true, "region": "us-east-1", '
         f'"access_key_id": "{KEY_ID}", "secret_access_key": {{"env": "{next(iter(VARIABLES))}"}}}}'
     )
-    done = subprocess.run(
-        [sys.executable, "-c", WORK, str(s3.root()), said, whole],
-        cwd=ROOT,
-        env=os.environ | VARIABLES,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = forked.run("tests.run_code", WORK, s3.root(), said, whole, environment=VARIABLES, timeout=120)
 
-    assert (done.returncode, done.stdout.strip()) == (0, "[2500, 2500]"), done.stderr
+    assert (done.status, done.output.strip()) == (0, "[2500, 2500]"), done.errors

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from cdc.lsn import Lsn
 from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.postgres.slot import slot_status
+from tests.faults import forked_strace
 from tests.faults.capture import Captured
 from tests.faults.write_load import TABLE
 from tests.fixtures.postgres import run_sql
@@ -28,28 +26,25 @@ _RENAMED = re.compile(r'rename\w*\((?:\S+ )?"(?P<old>[^"]+)", (?:\S+ )?"(?P<new>
 
 def traced(held: Captured, nth: int) -> list[str]:
     """Run a reader whose nth fsync of each thread fails until all rows are confirmed; what it did to the disk."""
-    trace = held.folder / "trace"
-    kept = [
-        "strace", "-f", "-qq", "-y", "-s", "300", "-o", str(trace), "--seccomp-bpf",
-        "-e", "trace=fsync,rename,renameat,renameat2", "-e", f"inject=fsync:error=EIO:when={nth}",
+    trace, end = held.folder / "trace", held.wal_end()
+    options = [
+        "-y", "-s", "300", "-e", "trace=fsync,rename,renameat,renameat2", "-e", f"inject=fsync:error=EIO:when={nth}",
     ]  # fmt: skip
-    with (held.folder / "reader.out").open("wb") as output:
-        command = [*kept, sys.executable, "-m", "cdc", "reader", "-c", str(held.path)]
-        child = subprocess.Popen(command, stdout=output, stderr=output)
-        try:
-            said = (held.folder / "reader.out").read_text
-            until(lambda: child.poll() is not None or is_confirmed(held), said, every=0.02)
-            assert child.poll() is None, said()
-        finally:
-            for reader in Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split():
-                os.kill(int(reader), signal.SIGTERM)
-            child.wait(PATIENCE)
+    with (
+        (held.folder / "reader.out").open("wb") as output,
+        forked_strace.traced(options, trace, "cdc", "reader", "-c", held.path, output=output) as child,
+    ):
+        said = (held.folder / "reader.out").read_text
+        until(lambda: child.poll() is not None or is_confirmed(held, end), said, every=0.02)
+        assert child.poll() is None, said()
+        child.terminate()
+        child.wait(PATIENCE)
     return trace.read_text().splitlines()
 
 
-def is_confirmed(held: Captured) -> bool:
+def is_confirmed(held: Captured, end: Lsn) -> bool:
     """Whether all rows are in the log and the server may forget them; the log is read first, for it only grows."""
-    if len(held.folded("t")) < ROWS:
+    if not held.holds(end):
         return False
     durable = held.log.durable or Position(0)
     with connect(held.dsn) as conn:

@@ -21,17 +21,24 @@ FAILPOINTS = [
     "after_table_merge:3",
     "before_publish:2",
 ]
+FEW = "shop.orders, shop.notes, shop.products"
+"""With rows that come, change, move and go, and values that updates do not send: each driver merges every table."""
 
 
 @pytest.fixture(name="shop")
 def _shop(pipeline: Pipeline) -> Iterator[tuple[Pipeline, Workload]]:
     prepare(pipeline)
-    lake = f"{{type: delta, name: lake, path: '{pipeline.folder}/lake/{{schema}}/{{table}}'}}"
-    find = f"{{type: search, name: find, path: '{pipeline.folder}/find', tables: [shop.products]}}"
-    pipeline.write(sinks=f"[{lake}, {find}]")
-    workload = Workload(pipeline.dsn, rate=60.0, seed=11)
+    write(pipeline, "'*.*'")
+    workload = Workload(pipeline.dsn, rate=25.0, seed=11)
     yield pipeline, workload
     workload.stop()
+
+
+def write(pipeline: Pipeline, tables: str) -> None:
+    """The definition of two sinks; tables: those of the lake, as YAML flow text."""
+    lake = f"{{type: delta, name: lake, path: '{pipeline.folder}/lake/{{schema}}/{{table}}', tables: [{tables}]}}"
+    find = f"{{type: search, name: find, path: '{pipeline.folder}/find', tables: [shop.products]}}"
+    pipeline.write(sinks=f"[{lake}, {find}]")
 
 
 def assert_equal(pipeline: Pipeline) -> None:
@@ -43,6 +50,7 @@ def assert_equal(pipeline: Pipeline) -> None:
 def test_a_driver_killed_at_one_failpoint_after_the_other_leaves_the_targets_exact(shop: tuple[Pipeline, Workload]):
     """In one life: each driver begins with what the one before it left in the targets."""
     pipeline, workload = shop
+    write(pipeline, FEW)
     pipeline.reader()
     pipeline.wait_for_copy()
     workload.start()
@@ -50,7 +58,6 @@ def test_a_driver_killed_at_one_failpoint_after_the_other_leaves_the_targets_exa
         assert pipeline.apply(failpoint).wait(90) == KILLED, f"{failpoint}\n{pipeline.output()}"
     driver = pipeline.apply()
     pipeline.wait(lambda: pipeline.reports(driver), "the driver is up again")
-    assert_equal(pipeline)
     workload.stop()
     assert_equal(pipeline)
 

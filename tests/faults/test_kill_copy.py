@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from random import Random
 from threading import Event, Thread
 from typing import Any
@@ -33,22 +34,24 @@ from tests.fixtures.waiting import until
 from tests.snapshot.multiset import left_of
 from tests.snapshot.test_keyless import more, writers
 
-ROWS = 1_500
+ROWS = 1_200
 STILL = 4
 """Of so many rows one is never changed: what of those the log has twice was read again."""
 STRIPES = 60
 """Of so many rows a statement changes one: some in every chunk, so that each window has something to say."""
 CHUNK_ROWS, PARALLEL = 60, 3
+PAUSE, RESTS = 0.02, 4
+"""Seconds between two transactions, or so many times what the last one took: what is copied waits for no writer."""
 ABOUT = 1.25
 """By how much a chunk may have more rows: it is cut by blocks."""
 COLUMNS = {"t": ("id", "v", "long"), "emptied": ("id", "v")}
-SLOWLY = 1_500_000
+SLOWLY = 1_200_000
 """Bytes of text per second, so that no machine is through before it is killed."""
 POINTS = [
     "chunk_read:1",
     "chunk_read:9",
     "chunk_durable:1",
-    "chunk_durable:12",
+    "chunk_durable:6",
     "after_data_file:4",
     "after_log_commit:1",
     "after_log_commit:5",
@@ -58,7 +61,7 @@ POINTS = [
     "before_data_file:3",
     "after_copy_staged",
 ]
-QUICK = {"chunk_durable:12"}
+QUICK = {"chunk_durable:6"}
 BESIDE = [pytest.param(seed, marks=pytest.mark.slow) for seed in range(13)]
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 50))]
 
@@ -73,7 +76,7 @@ def _copied(pipeline: Pipeline) -> Pipeline:
         "ALTER TABLE shop.t ALTER long SET STORAGE EXTERNAL",
         f"INSERT INTO shop.t SELECT i, 'v' || i, repeat('x', 2500) || i FROM generate_series(1, {ROWS}) i",
         "CREATE TABLE shop.emptied (id int PRIMARY KEY, v text)",
-        "INSERT INTO shop.emptied SELECT i, repeat('v', 500) FROM generate_series(1, 300) i",
+        "INSERT INTO shop.emptied SELECT i, repeat('v', 500) FROM generate_series(1, 240) i",
     )
     pipeline.write()
     load = f"{{bytes_per_second: {SLOWLY}}}"
@@ -104,19 +107,17 @@ def written(dsn: str, seed: int) -> Iterator[None]:
         with conn.transaction():
             for statement, *values in random.sample(some, 3):
                 conn.execute(statement, values)
-            if number == 40:
+            if number == 20:
                 conn.execute("TRUNCATE shop.emptied")
 
     def run() -> None:
         number = 0
         with connect(dsn) as conn:
             while not done.is_set():
-                number += 1
-                try:
+                number, began = number + 1, time.monotonic()
+                with suppress(psycopg.errors.UniqueViolation, psycopg.errors.DeadlockDetected):
                     write(conn, number)
-                except (psycopg.errors.UniqueViolation, psycopg.errors.DeadlockDetected):
-                    continue
-                done.wait(0.01)
+                done.wait(max(PAUSE, RESTS * (time.monotonic() - began)))
 
     writer = Thread(target=run)
     writer.start()
@@ -249,7 +250,7 @@ def test_a_reader_killed_with_a_table_without_a_key_in_hand_begins_it_anew_once(
     pipeline.wait_for_copy()
     first.terminate()
     assert first.wait(60) == 0
-    with writers(pipeline.dsn, 0) as counts:
+    with writers(pipeline.dsn) as counts:
         killed = pipeline.reader(failpoint="chunk_read:1")
         source = {"CDC_TEST_DSN": pipeline.dsn}
         asked = spawn("tables", "resync", "public.t", "-c", pipeline.definition, environment=source)

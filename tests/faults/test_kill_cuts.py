@@ -72,7 +72,7 @@ def test_at_every_cut_that_killed_drivers_published_the_balances_are_equal(
     held.copy()
     (tmp_path / "tpcb.sql").write_text(SCRIPT)
     script, accounts = str(tmp_path / "tpcb.sql"), f"accounts={ACCOUNTS}"
-    command = [pgbench(), "-n", "-f", script, "-D", accounts, "-c", "3", "-t", "20", database]
+    command = [pgbench(), "-n", "-f", script, "-D", accounts, "-c", "3", "-t", "14", database]
     subprocess.run(command, check=True, capture_output=True, timeout=60)
     held.stream()
     for failpoint in FAILPOINTS[writer]:

@@ -73,7 +73,7 @@ def _database(request: pytest.FixtureRequest, postgres: EmbeddedPostgres) -> Ite
 @pytest.fixture(name="shop")
 def _shop(pipeline: Pipeline) -> Iterator[tuple[Pipeline, Workload]]:
     prepare(pipeline)
-    workload = Workload(pipeline.dsn, rate=200.0, seed=7)
+    workload = Workload(pipeline.dsn, rate=50.0, seed=7)
     yield pipeline, workload
     workload.stop()
 
@@ -111,7 +111,7 @@ def test_a_reader_killed_at_one_failpoint_after_the_other_loses_and_doubles_noth
     """In one life: each reader begins with what the one before it left, and the log tells of all of them."""
     pipeline, workload = shop
     assert pipeline.reader("after_copy_staged").wait(60) == KILLED
-    killed_in_turn(pipeline, workload, FAILPOINTS, more=50)
+    killed_in_turn(pipeline, workload, FAILPOINTS, more=20)
 
 
 @pytest.mark.parametrize("seed", [pytest.param(n, marks=[pytest.mark.slow] if n > 1 else []) for n in range(1, 21)])
@@ -123,7 +123,7 @@ def test_a_reader_killed_at_random_moments_loses_and_doubles_nothing(shop: tuple
     oracle = Oracle(pipeline.dsn, pipeline.name)
     workload.start()
     for _ in range(3):
-        pipeline.wait_for_more(workload, random.randint(20, 200))
+        pipeline.wait_for_more(workload, random.randint(10, 60))
         reader.kill()
         reader.wait()
         reader = pipeline.reader()

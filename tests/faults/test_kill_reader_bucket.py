@@ -18,7 +18,7 @@ from tests.fixtures.s3 import KEY, KEY_ID, S3
 def _shop(pipeline: Pipeline, s3: S3) -> Iterator[tuple[Pipeline, Workload]]:
     lies_in_a_bucket(pipeline, s3)
     prepare(pipeline)
-    workload = Workload(pipeline.dsn, rate=100.0, seed=7)
+    workload = Workload(pipeline.dsn, rate=40.0, seed=7)
     yield pipeline, workload
     workload.stop()
 
@@ -45,7 +45,7 @@ def test_a_killed_reader_goes_on_where_the_bucket_ends(shop: tuple[Pipeline, Wor
     if failpoints[0] == "after_copy_staged":
         assert pipeline.reader(failpoints[0]).wait(60) == KILLED
         failpoints = failpoints[1:]
-    killed = killed_in_turn(pipeline, workload, failpoints, more=30)
+    killed = killed_in_turn(pipeline, workload, failpoints, more=10)
     killed.terminate()
 
     assert killed.wait(60) == 0, pipeline.output()

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from tests.faults.capture import Captured
+from tests.faults.forked_strace import traced
 from tests.faults.write_load import TABLE
 from tests.fixtures.postgres import rows_of, run_sql
 from tests.fixtures.waiting import PATIENCE, until
@@ -27,25 +25,16 @@ QUICK = {("link", 1), ("unlink", 1)}
 
 def killed_at(held: Captured, calls: str, nth: int) -> bool:
     """Run a reader that dies before its nth such call of a thread takes effect; False if no thread made as many."""
-    trace = held.folder / "trace"
-    command = [
-        "strace", "-f", "-qq", "-o", str(trace),
-        # stops at nothing else, and is three times as fast; but then strace 6.1 injects into first calls alone
-        *(["--seccomp-bpf"] if nth == 1 else []),
-        "-e", f"trace={calls}", "-e", f"inject={calls}:signal=KILL:when={nth}",
-        sys.executable, "-m", "cdc", "reader", "-c", str(held.path),
-    ]  # fmt: skip
-    with (held.folder / "reader.out").open("wb") as output:
-        child = subprocess.Popen(command, stdout=output, stderr=output)
-    until(
-        lambda: child.poll() is not None or len(held.folded("t")) >= ROWS,
-        (held.folder / "reader.out").read_text,
-        every=0.02,
-    )
-    if child.poll() is None:
-        for reader in Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split():
-            os.kill(int(reader), signal.SIGTERM)
-    killed = child.wait(PATIENCE) in {-signal.SIGKILL, 128 + signal.SIGKILL}  # strace ends as its child did
+    trace, end = held.folder / "trace", held.wal_end()
+    options = ["-e", f"trace={calls}", "-e", f"inject={calls}:signal=KILL:when={nth}"]
+    with (
+        (held.folder / "reader.out").open("wb") as output,
+        traced(options, trace, "cdc", "reader", "-c", held.path, output=output) as child,
+    ):
+        said = (held.folder / "reader.out").read_text
+        until(lambda: child.poll() is not None or held.holds(end), said, every=0.02)
+        child.terminate()
+        killed = child.wait(PATIENCE) == -signal.SIGKILL
     made, unfinished = begun(trace.read_text())
     most = max(made.values(), default=0)
     assert killed == (most >= nth), f"{most} calls of one thread, and killed: {killed}"

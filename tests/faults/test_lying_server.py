@@ -190,7 +190,7 @@ class Writing:
         self._conn.close()
 
 
-@pytest.mark.parametrize("lies", [60, pytest.param(2_000, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])])
+@pytest.mark.parametrize("lies", [30, pytest.param(2_000, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])])
 def test_random_lies_lose_and_double_nothing_and_move_nothing_behind_what_the_source_has(
     held: Captured, proxy: Proxy, database: str, lies: int
 ) -> None:

@@ -47,34 +47,33 @@ def _watched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         aged(before)
     shutil.copytree(before, root)
     (folder / "confirmed").touch()
-    life = [sys.executable, "-m", "tests.faults.log_workload", str(root), str(folder / "confirmed")]
-    yield Watched(before, root, traced(life, folder / "trace"))
+    yield Watched(before, root, traced(folder / "trace", "tests.faults.log_workload", root, folder / "confirmed"))
     shutil.rmtree(folder)
 
 
 @pytest.mark.parametrize(
-    ("death", "step"),
+    ("deaths", "step"),
     [
-        *(pytest.param(death, 1, id=f"{death.name}-every", marks=pytest.mark.slow) for death in Death),
-        pytest.param(Death.POWER_NAMES, SOME, id="POWER_NAMES-some"),
-        pytest.param(Death.POWER_BYTES, SOME, id="POWER_BYTES-some"),
+        *(pytest.param([death], 1, id=f"{death.name}-every", marks=pytest.mark.slow) for death in Death),
+        pytest.param([Death.POWER_NAMES, Death.POWER_BYTES], SOME, id="POWER-some"),
     ],
 )
 def test_whatever_a_death_leaves_holds_what_was_confirmed_once_and_whole_and_the_next_life_goes_on(
-    watched: Watched, tmp_path: Path, death: Death, step: int
+    watched: Watched, tmp_path: Path, deaths: list[Death], step: int
 ) -> None:
     tried = 0
     for changes, (disk, confirmed) in enumerate(moments(watched)):
         if changes % step:
             continue
         tried += 1
-        disk.leave(death, left := tmp_path / "left")
-        LogWriter.open(left, IDENTITY, CLOSED)  # it mends a commit that was never confirmed
-        assert_whole(left, confirmed)
-        if tried % (FOLLOWED if step == 1 else FOLLOWED // 10) == 0:
-            live_on(left, lambda _position: None)
-            assert_lived(left)
-        shutil.rmtree(left)
+        for death in deaths:
+            disk.leave(death, left := tmp_path / "left")
+            LogWriter.open(left, IDENTITY, CLOSED)  # it mends a commit that was never confirmed
+            assert_whole(left, confirmed)
+            if tried % (FOLLOWED if step == 1 else FOLLOWED // 10) == 0:
+                live_on(left, lambda _position: None)
+                assert_lived(left)
+            shutil.rmtree(left)
     assert tried > 5
     assert confirmed == LAST
 

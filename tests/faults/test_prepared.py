@@ -60,7 +60,7 @@ ORDER = ["plain", "last", "x" * 200, "first"]
 
 @pytest.mark.parametrize(
     "died",
-    ["nobody", pytest.param("reader", marks=pytest.mark.slow), pytest.param("server", marks=pytest.mark.slow), "both"],
+    [*(pytest.param(died, marks=pytest.mark.slow) for died in ("nobody", "reader", "server")), "both"],
 )
 def test_prepared_transactions_come_at_their_commit_in_the_order_of_the_commits(
     server: EmbeddedPostgres, capturing: Pipeline, died: str

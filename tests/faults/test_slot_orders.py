@@ -30,7 +30,7 @@ from tests.fixtures.postgres import drop_when_free
 from tests.fixtures.waiting import until
 
 POINTS = ["slot_dropped", "slot_recorded", "slot_created", "after_copy_staged", "after_log_commit", "before_confirm"]
-SEQUENCES = [8, pytest.param(500, marks=pytest.mark.slow)]
+SEQUENCES = [5, pytest.param(500, marks=pytest.mark.slow)]
 
 
 class Pipeline(Captured):

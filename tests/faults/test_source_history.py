@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
+from typing import LiteralString
 
 import pytest
 
@@ -71,17 +72,31 @@ def refused(held: Captured, error: type[CdcError], says: str) -> CdcError:
 def recovers(held: Captured) -> None:
     """The way out that the error names leads out."""
     begin_epoch(held.definition)
-    run_sql(held.dsn, "INSERT INTO t VALUES (2, 'after')")
+    run_sql(held.dsn, "INSERT INTO t SELECT max(id) + 1, 'after' FROM t")
     held.stream()
     assert held.folded("t") == sorted(rows_of(held.dsn, "SELECT id::text, v FROM t"))
 
 
-def test_a_slot_advanced_by_hand_is_a_gap(held: Captured) -> None:
-    run_sql(held.dsn, "INSERT INTO t VALUES (9, 'never seen')")
+NEVER_SEEN: LiteralString = "INSERT INTO t SELECT max(id) + 1, 'never seen' FROM t"
+
+
+def test_a_slot_that_was_moved_or_dropped_or_made_anew_is_refused_until_a_new_epoch(held: Captured) -> None:
+    run_sql(held.dsn, NEVER_SEEN)
     with connect(held.dsn) as conn:
         conn.execute("SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())", [held.slot])
-    assert "--new-epoch" in refused(held, SourceGap, r"slot 's_test_\w+' is at \S+, ahead of the log's position").fix
-    recovers(held)
+        assert (
+            "--new-epoch" in refused(held, SourceGap, r"slot 's_test_\w+' is at \S+, ahead of the log's position").fix
+        )
+        recovers(held)
+
+        drop_when_free(conn, held.slot)
+        assert "--new-epoch" in refused(held, SlotMissing, r"slot \(source\.slot\.name\) does not exist").fix
+        recovers(held)
+
+        run_sql(held.dsn, NEVER_SEEN)
+        drop_when_free(conn, held.slot)
+        conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [held.slot])
+        refused(held, SourceGap, "ahead of the log")
 
 
 def test_a_slot_that_another_reader_moves_meanwhile_is_no_gap(held: Captured) -> None:
@@ -92,29 +107,12 @@ def test_a_slot_that_another_reader_moves_meanwhile_is_no_gap(held: Captured) ->
         reading.until(lambda: held.log.durable != began, "the reader to write meanwhile")
 
 
-def test_a_slot_that_was_dropped_is_missing(held: Captured) -> None:
-    with connect(held.dsn) as conn:
-        drop_when_free(conn, held.slot)
-    assert "--new-epoch" in refused(held, SlotMissing, r"slot \(source\.slot\.name\) does not exist").fix
-    recovers(held)
-
-
-def test_a_slot_that_was_made_anew_is_a_gap(held: Captured) -> None:
-    run_sql(held.dsn, "INSERT INTO t VALUES (9, 'never seen')")
-    with connect(held.dsn) as conn:
-        drop_when_free(conn, held.slot)
-        conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [held.slot])
-    refused(held, SourceGap, "ahead of the log")
-
-
-def test_a_publication_that_is_gone_is_missed_at_once(held: Captured) -> None:
-    run_sql(held.dsn, "DROP PUBLICATION cdc_held_pub", "INSERT INTO t VALUES (9, 'never sent')")
+def test_a_publication_that_is_gone_or_made_anew_is_missed_at_once(held: Captured) -> None:
+    run_sql(held.dsn, "DROP PUBLICATION cdc_held_pub", NEVER_SEEN)
     refused(held, PublicationMissing, r"the publication \(source\.publication\.name\) does not exist")
     recovers(held)
 
-
-def test_a_publication_made_anew_is_not_mistaken_for_the_old_one(held: Captured) -> None:
-    run_sql(held.dsn, "DROP PUBLICATION cdc_held_pub", "INSERT INTO t VALUES (9, 'never sent')")
+    run_sql(held.dsn, "DROP PUBLICATION cdc_held_pub", NEVER_SEEN)
     run_sql(held.dsn, "CREATE PUBLICATION cdc_held_pub FOR TABLE t, u WITH (publish_via_partition_root = true)")
     refused(held, PublicationReplaced, "was dropped and created again")
     recovers(held)
@@ -190,8 +188,16 @@ def _own_server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Embe
         yield server
 
 
-def test_a_slot_whose_wal_was_removed_says_which_limit_it_was(tmp_path: Path, own_server: EmbeddedPostgres) -> None:
+def test_a_slot_whose_wal_was_removed_names_the_limit_and_a_promoted_copy_is_not_taken_for_its_past(
+    tmp_path: Path, own_server: EmbeddedPostgres
+) -> None:
     held = captured_on(own_server, tmp_path)
+    removed_wal_names_the_limit(held)
+    held.stream()
+    promoted_copy_is_not_taken_for_its_past(held, own_server)
+
+
+def removed_wal_names_the_limit(held: Captured) -> None:
     run_sql(held.dsn, "ALTER SYSTEM SET max_slot_wal_keep_size = '1MB'", "SELECT pg_reload_conf()")
     for _ in range(4):
         run_sql(held.dsn, "INSERT INTO u SELECT i FROM generate_series(1, 40000) i", "SELECT pg_switch_wal()")
@@ -221,10 +227,9 @@ def test_a_slot_that_nobody_used_for_too_long_says_so(tmp_path: Path, own_server
     assert "idle_replication_slot_timeout" in refused(held, SlotInvalidated, "is invalidated: idle_timeout").fix
 
 
-def test_a_promoted_copy_is_not_taken_for_its_past(tmp_path: Path, own_server: EmbeddedPostgres) -> None:
-    held = captured_on(own_server, tmp_path)
+def promoted_copy_is_not_taken_for_its_past(held: Captured, own_server: EmbeddedPostgres) -> None:
     own_server.stop()
-    backup = tmp_path / "backup"
+    backup = held.folder / "backup"
     shutil.copytree(own_server.data_directory, backup, symlinks=True)
     (backup / "standby.signal").touch()
     restore(backup, own_server.data_directory)

@@ -51,11 +51,17 @@ def _pair(tmp_path: Path, postgres: EmbeddedPostgres) -> Iterator[tuple[Embedded
             yield primary, standby
 
 
-def test_rows_of_the_primary_come_through_the_standby(
+def test_a_copy_rests_while_a_standby_lags_or_is_away_and_the_standby_can_be_captured_from(
     tmp_path: Path, pair: tuple[EmbeddedPostgres, EmbeddedPostgres]
 ) -> None:
-    primary, standby = pair
-    held = Captured(tmp_path, standby.dsn())
+    for folder in (tmp_path / "copied", tmp_path / "captured"):
+        folder.mkdir()
+    copy_rests_and_goes_on_by_itself(tmp_path / "copied", *pair)
+    rows_come_through_the_standby(tmp_path / "captured", *pair)
+
+
+def rows_come_through_the_standby(folder: Path, primary: EmbeddedPostgres, standby: EmbeddedPostgres) -> None:
+    held = Captured(folder, standby.dsn())
     assert find_problems(held.definition) == []
     held.write(slot="s_standby", more=f"  heartbeat: 300ms\n  primary: '{primary.dsn()}'\n")
     with ReaderProcess(held) as reader:
@@ -66,11 +72,8 @@ def test_rows_of_the_primary_come_through_the_standby(
         assert reader.child.poll() is None
 
 
-def test_a_copy_rests_while_a_standby_lags_or_is_away_and_goes_on_by_itself(
-    tmp_path: Path, pair: tuple[EmbeddedPostgres, EmbeddedPostgres]
-) -> None:
-    primary, standby = pair
-    held = Captured(tmp_path, primary.dsn())
+def copy_rests_and_goes_on_by_itself(folder: Path, primary: EmbeddedPostgres, standby: EmbeddedPostgres) -> None:
+    held = Captured(folder, primary.dsn())
     with held.path.open("a") as definition:
         definition.write(f"snapshot: {{max_source_load: {{standby: {{name: {SECOND}, lag: {LAG}}}}}}}\n")
     held.copy()

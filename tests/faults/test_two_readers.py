@@ -28,7 +28,7 @@ TAKEN_OVER_WITHIN = 10.0
 @pytest.fixture(name="workload")
 def _workload(pipeline: Pipeline) -> Iterator[Workload]:
     prepare(pipeline)
-    workload = Workload(pipeline.dsn, rate=100.0, seed=11)
+    workload = Workload(pipeline.dsn, rate=40.0, seed=11)
     yield workload
     workload.stop()
 
@@ -76,7 +76,7 @@ def test_a_reader_that_was_stopped_while_another_took_over_writes_nothing_more(
     first = pipeline.reader()
     pipeline.wait_for_copy()
     workload.start()
-    pipeline.wait_for_more(workload, 20)
+    pipeline.wait_for_more(workload, 10)
     first.send_signal(signal.SIGSTOP)
     with connect(pipeline.dsn) as conn:  # what wal_sender_timeout does after a minute
         conn.execute("SELECT pg_terminate_backend(%s, 5000)", [holder(pipeline)])
@@ -86,7 +86,7 @@ def test_a_reader_that_was_stopped_while_another_took_over_writes_nothing_more(
     pipeline.wait(lambda: pipeline.durable() > taken, "the second reader writes")
 
     first.send_signal(signal.SIGCONT)
-    pipeline.wait_for_more(workload, 50)
+    pipeline.wait_for_more(workload, 20)
     assert second.poll() is None
     workload.stop()
     assert_exact(pipeline, oracle)
@@ -100,12 +100,13 @@ def test_a_reader_that_has_waited_long_takes_over_within_ten_seconds(
     pipeline.dsn += IMPATIENT
     first = pipeline.reader()
     pipeline.wait_for_copy()
-    workload.start()
     pipeline.wait(lambda: holder(pipeline) is not None, "the first reader at the slot")
     before = holder(pipeline)
     second = pipeline.reader()
     pipeline.wait(lambda: attempts(pipeline, second) >= ASKED, "a reader that waits")
     assert pipeline.output().count(SlotInUse.code) == 1
+    workload.start()
+    pipeline.wait_for_more(workload, 10)
 
     first.send_signal(ended)
     began, durable = time.monotonic(), pipeline.durable()

@@ -23,25 +23,30 @@ from tests.fixtures.postgres import run_sql
 from tests.fixtures.waiting import until
 
 PERMANENT_WITHIN = 60.0
-LARGE: LiteralString = "(SELECT string_agg(convert_to(repeat('x', 90000000), 'UTF8'), '') FROM generate_series(1, 6))"
+LARGE: LiteralString = (
+    "(SELECT string_agg(convert_to(repeat(repeat('x', 9000), 10000), 'UTF8'), '') FROM generate_series(1, 6))"
+)
 """A bytea of 540 MB: 1.08 GB as text, more than the server allocates."""
+MANY_BITS: LiteralString = (
+    "(SELECT b || b || b || b || b FROM (SELECT a || a || a AS b FROM (SELECT 0::bit(72000000) AS a)))"
+)
+"""As many characters as text, in 135 MB, which the server makes, compresses and reads in a quarter of the time."""
 
 
-@pytest.fixture(name="held")
-def _held(tmp_path: Path, database: str) -> Captured:
+def captured(folder: Path, dsn: str, table: LiteralString, first: LiteralString, large: LiteralString) -> Captured:
     """A log behind which a transaction with a value waits that the server cannot turn into text."""
     run_sql(
-        database,
-        "CREATE TABLE t (id int PRIMARY KEY, v bytea)",
+        dsn,
+        table,
         "CREATE TABLE u (id int PRIMARY KEY)",
-        "INSERT INTO t VALUES (1, 'one')",
+        f"INSERT INTO t VALUES (1, {first})",
         "INSERT INTO u VALUES (1)",
     )
-    held = Captured(tmp_path, database)
+    held = Captured(folder, dsn)
     held.copy()
     with held.reading() as reading:
         reading.caught_up()
-    run_sql(database, f"INSERT INTO t VALUES (2, {LARGE})", "INSERT INTO u VALUES (2)")
+    run_sql(dsn, f"INSERT INTO t VALUES (2, {large})", "INSERT INTO u VALUES (2)")
     return held
 
 
@@ -88,8 +93,11 @@ def state_of(held: Captured, topic: str) -> TableState:
 
 
 @pytest.mark.slow
-def test_an_undecodable_transaction_fails_the_reader_and_each_remedy_leads_past_it(held: Captured) -> None:
+def test_an_undecodable_transaction_fails_the_reader_and_each_remedy_leads_past_it(
+    tmp_path: Path, database: str
+) -> None:
     """The reader fails at the transaction, then the copy of its table fails at the row; every command is printed."""
+    held = captured(tmp_path, database, "CREATE TABLE t (id int PRIMARY KEY, v bytea)", "'one'", LARGE)
     began = time.monotonic()
     with ReaderProcess(held) as reader:
         assert reader.child.wait(PERMANENT_WITHIN) != 0, reader.output()
@@ -118,7 +126,8 @@ def test_an_undecodable_transaction_fails_the_reader_and_each_remedy_leads_past_
         until(lambda: held.folded("t") == [("1", r"\x6f6e65"), ("2", r"\x74776f")], reader.output)
 
 
-def test_a_new_epoch_begins_although_a_row_of_one_table_cannot_be_copied(held: Captured) -> None:
+def test_a_new_epoch_begins_although_a_row_of_one_table_cannot_be_copied(tmp_path: Path, database: str) -> None:
+    held = captured(tmp_path, database, "CREATE TABLE t (id int PRIMARY KEY, v varbit)", "B'1'", MANY_BITS)
     done = carry_out(f"cdc slots recover -c {shlex.quote(str(held.path))} --new-epoch --yes --json")
     assert done.status == 0, done.output
     assert done.envelope["result"]["copied_by_reader"] == ["public.t"]

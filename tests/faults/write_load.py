@@ -12,6 +12,8 @@ import psycopg
 from cdc.errors import SourceError
 from cdc.postgres.connection import connect
 
+PAUSE = 0.02
+"""Seconds between two transactions: the servers and readers under test need the processor more."""
 TABLE = "CREATE TABLE t (id bigint PRIMARY KEY, v text)"
 
 
@@ -41,7 +43,7 @@ class Load:
     def _live(self) -> None:
         while not self._over.wait(0.05):
             with suppress(SourceError, psycopg.Error), connect(self._dsn, application_name="cdc test load") as conn:
-                while not self._over.wait(0.001):
+                while not self._over.wait(PAUSE):
                     self._write(conn)
 
     def _write(self, conn: psycopg.Connection) -> None:
