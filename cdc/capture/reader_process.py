@@ -31,7 +31,16 @@ from cdc.capture.settings import reader_settings
 from cdc.capture.startup_checks import check_log, exposure_problems
 from cdc.config import Definition
 from cdc.config.source import SnapshotMode
-from cdc.errors import CdcError, ExitCode, Reaction, SlotInUse, SourceRejectsConnection, UndecodableWal, as_cdc_error
+from cdc.errors import (
+    CdcError,
+    ExitCode,
+    Reaction,
+    SlotInUse,
+    SourceRejectsConnection,
+    UndecodableWal,
+    as_cdc_error,
+    process_exit_code,
+)
 from cdc.log.retrying_writer import classify_storage_error
 from cdc.snapshot.backfill_worker import BackfillWorker
 from cdc.snapshot.debezium_signals import Signals
@@ -77,7 +86,10 @@ def main(definition: Definition, reload: Callable[[], Definition] | None = None)
     reload: function that reads the definition again, because table rules may change while the reader runs.
     """
     stop = Event()
-    last = Timer(GRACE, os._exit, [0])
+    signals = Signals(definition)
+    context = ReaderContext(stop=stop, observers=StreamObservers(signals=signals.queue))
+    reporter = StatusReporter(definition, context.metrics, stop)
+    last = Timer(GRACE, exit_late, [reporter])
     last.daemon = True
 
     def drain(_number: int, _frame: FrameType | None) -> None:
@@ -85,14 +97,11 @@ def main(definition: Definition, reload: Callable[[], Definition] | None = None)
             last.start()
         stop.set()
 
-    use_system_allocators()
     signal.signal(signal.SIGTERM, drain)
     signal.signal(signal.SIGINT, drain)
+    use_system_allocators()
     for problem in exposure_problems(definition):
         log.warning(problem.message, code=problem.code)
-    signals = Signals(definition)
-    context = ReaderContext(stop=stop, observers=StreamObservers(signals=signals.queue))
-    reporter = StatusReporter(definition, context.metrics, stop)
     reporter.start()
     backfills = BackfillWorker(definition, context.link, signals, context.metrics, reload)
     backfills.start()
@@ -123,6 +132,11 @@ def main(definition: Definition, reload: Callable[[], Definition] | None = None)
     if ending is not None:
         raise ending
     return ExitCode.OK.value
+
+
+def exit_late(reporter: StatusReporter) -> None:
+    """End the process, whose drain takes too long, with the status that it would have had."""
+    os._exit(0 if reporter.verdict is None else process_exit_code(reporter.verdict).value)
 
 
 def exit_error(verdict: CdcError | None, failure: BaseException | None) -> BaseException | None:

@@ -11,6 +11,7 @@ from cdc.capture.resume_checks import lsn_to_confirm
 from cdc.catalog import Catalog, ProcessReport, TableProgress
 from cdc.errors import (
     CatalogUnusable,
+    ExitCode,
     LogCorrupt,
     PublicationNarrowed,
     SlotInUse,
@@ -22,6 +23,7 @@ from cdc.postgres.replication import ReplicationStream, StreamOptions
 from cdc.postgres.slot import drop_slot, slot_status
 from tests.cli.command import run, spawn
 from tests.faults.capture import Captured, ReaderProcess, SupervisedReader
+from tests.fixtures import forked
 from tests.fixtures.postgres import run_sql
 from tests.fixtures.waiting import PATIENCE, until
 
@@ -94,14 +96,6 @@ def test_a_signal_between_the_failure_and_the_end_takes_nothing_away(held: Captu
     assert ended_with(held) == ("failed", PublicationNarrowed.code)
 
 
-def test_a_reader_that_drained_well_says_stopped_and_nothing_more(held: Captured) -> None:
-    with ReaderProcess(held) as reader:
-        until(lambda: reports(held, "running") and is_read(held), reader.output)
-        reader.child.terminate()
-        assert reader.child.wait(PATIENCE) == 0, reader.output()
-    assert ended_with(held) == ("stopped", "")
-
-
 @pytest.mark.parametrize(
     ("verdict", "failure", "expected"),
     [
@@ -120,12 +114,32 @@ def test_the_outcome_is_the_verdict_then_the_failure_that_no_retry_repairs(
     assert type(exit_error(verdict, failure)) is expected
 
 
+LATE = """
+import sys
+from types import SimpleNamespace
+from cdc import errors
+from cdc.capture.reader_process import exit_late
+exit_late(SimpleNamespace(verdict=getattr(errors, sys.argv[1])("x") if sys.argv[1] else None))
+"""
+
+
+@pytest.mark.parametrize(
+    ("verdict", "status"),
+    [("", ExitCode.OK), ("PublicationNarrowed", ExitCode.HALTED), ("LogFenced", ExitCode.RUNTIME)],
+)
+def test_a_process_whose_end_takes_too_long_ends_with_the_status_of_its_verdict(verdict: str, status: ExitCode) -> None:
+    assert forked.run("tests.run_code", LATE, verdict).status == status
+
+
 def copied_rows(held: Captured) -> dict[str, int]:
     with Catalog.open(held.definition.catalog.url) as catalog:
         return {table.topic: table.rows for table in catalog.tables.ls("held") if not table.sink}
 
 
-def test_a_backfill_without_rows_after_a_restart_leaves_the_count_of_copied_rows(held: Captured) -> None:
+def test_a_reader_that_drained_well_says_stopped_and_a_backfill_without_rows_leaves_the_count_of_copied_rows(
+    held: Captured,
+) -> None:
+    """The count stands in the catalog since before a restart."""
     with Catalog.open(held.definition.catalog.url) as catalog:
         copied = TableProgress("", "public.t", "streaming", None, int(held.log.durable or 0), None, 20_000)
         catalog.tables.record("held", [copied])
@@ -135,6 +149,7 @@ def test_a_backfill_without_rows_after_a_restart_leaves_the_count_of_copied_rows
         assert done.status == 0, done.errors
         reader.child.terminate()
         assert reader.child.wait(PATIENCE) == 0, reader.output()
+    assert ended_with(held) == ("stopped", "")
     assert copied_rows(held)["public.t"] == 20_000
 
 
