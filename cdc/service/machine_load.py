@@ -75,7 +75,7 @@ class _Sample(NamedTuple):
 
 
 class LoadMeter:
-    """Computes the machine's load from samples of processor time; one thread calls `measure` about once a second."""
+    """Computes the machine's load from samples of processor time; one thread calls `measure` every few seconds."""
 
     def __init__(self) -> None:
         self._samples: deque[_Sample] = deque()

@@ -1,7 +1,8 @@
 """Pipeline status: state, lags and problems, computed from the catalog's rows and the time.
 
-Processes report every second. If the last report of a process is older than REPORT_MAX_AGE and does not say that the
-process ended, the state of the process is `stale`. The lags of a stale, stopped or failed process grow with the clock.
+Processes report every one to three seconds. If the last report of a process is older than REPORT_MAX_AGE and does not
+say that the process ended, the state of the process is `stale`. The lags of a stale, stopped or failed process grow
+with the clock.
 """
 
 from __future__ import annotations
@@ -277,7 +278,7 @@ def _delayed(sink: SinkStatus, durable: PositionHistory, now: float) -> SinkStat
     if sink.position is None or sink.lag_seconds is None:
         return sink
     behind = durable.seconds_behind(int(Position.parse(sink.position)), now)
-    # a shorter lag is reported more exactly, because positions are sampled only once a second
+    # a shorter lag is reported more exactly, because positions are sampled only every few seconds
     if behind <= REPORT_MAX_AGE:
         return sink
     return replace(sink, lag_seconds=max(sink.lag_seconds, behind), stalled_seconds=behind)

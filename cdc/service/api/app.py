@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import datetime
@@ -26,7 +27,7 @@ from cdc.service.api.access import Access
 from cdc.service.api.error_responses import ERROR_RESPONSES, add_error_handlers
 from cdc.service.api.request_limits import BodyLimit
 from cdc.service.api.route_context import RouteContext
-from cdc.service.api.status_sampler import StatusSampler
+from cdc.service.api.status_sampler import SAMPLE_INTERVAL, StatusSampler
 from cdc.service.background_jobs import ReplayJobs, VerificationJobs
 from cdc.service.log_sampler import utc_now
 
@@ -37,8 +38,6 @@ _BEARER: Final = Security(
         description="The token in the file that service.token names; required if service.token is set.",
     )
 )
-SAMPLE_INTERVAL: Final = 1.0
-"""Seconds between two samples of the pipeline's status."""
 _HEADERS: Final = {
     "content-security-policy": status_routes.POLICY,
     "x-content-type-options": "nosniff",
@@ -109,7 +108,8 @@ API: Final = _api()
 async def _sample(sampler: StatusSampler) -> None:
     while True:
         await asyncio.sleep(SAMPLE_INTERVAL)
-        await run_in_threadpool(sampler.sample)
+        if sampler.is_due(time.monotonic()):
+            await run_in_threadpool(sampler.sample)
 
 
 async def _add_headers(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:

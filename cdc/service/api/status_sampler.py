@@ -1,4 +1,4 @@
-"""StatusSampler: takes one status of the pipeline per second and shares it with all clients.
+"""StatusSampler: takes a status of the pipeline every few seconds and shares it with all clients.
 
 The sampler keeps the row counts and lags of the last minutes in memory, so the page shows rates and curves without
 Prometheus.
@@ -35,15 +35,23 @@ from cdc.service.position_history import PositionHistory
 from cdc.service.source_sampler import SourceSampler
 from cdc.service.status import PipelineStatus, pipeline_status, with_delays, with_source
 
+SAMPLE_INTERVAL: Final = 1.0
+"""Seconds between two samples while an event stream is open, which shows each of them."""
+UNWATCHED_INTERVAL: Final = 3.0
+"""Seconds between two samples while no event stream is open; a sample takes about 10 ms of processor time.
+
+Each sample reports to the catalog that the server runs, so the interval is shorter than REPORT_MAX_AGE."""
 SAMPLES: Final = 600
-"""Number of samples in memory: those of ten minutes at one sample per second, about 100 kB."""
+"""Number of samples in memory, about 100 kB: those of ten minutes while a page is open, else of thirty."""
 RATE_SPAN: Final = 10.0
 """Seconds over which rates are computed.
 
 Over a shorter time the rates jump with each batch; over a longer time they hide a stop.
 """
-MEASURE_EVERY: Final = 2
-"""Number of samples between two measurements of the machine's load; a measurement reads one file per process."""
+MEASURE_EVERY: Final = 5.0
+"""Minimum seconds between two measurements of the machine's load; a measurement reads one file per process."""
+_TOLERANCE: Final = 0.5
+"""Number of seconds by which a sample may be early, so that a late one does not delay the next by an interval."""
 LOCAL: Final = "local socket"
 # a quoted value is matched as a whole, because a password may contain 'host='
 _PAIR: Final = re.compile(r"([a-z_]+)\s*=\s*('(?:[^'\\]|\\.)*'|\S*)")
@@ -113,7 +121,7 @@ class RateHistory:
 class StatusSampler:
     """Keeps the latest status of one pipeline and shares it with all clients.
 
-    One task calls `sample` once a second. Methods that return a status are safe to call from any thread.
+    One task calls `sample`. Methods that return a status are safe to call from any thread.
     """
 
     def __init__(
@@ -144,6 +152,7 @@ class StatusSampler:
         self._durable = PositionHistory()
         self._meter = LoadMeter()
         self._load: MachineLoad | None = None
+        self._load_due = self._sampled_at = 0.0
         self._context = PageContext(
             source=describe_dsn(definition.source.dsn.reveal()),
             log=log_root,
@@ -156,11 +165,16 @@ class StatusSampler:
         """Status of the last rendered sample, with the title and the sections that were rendered from it."""
         self._lock = Lock()
 
+    def is_due(self, now: float) -> bool:
+        """Whether a sample is due, which depends on whether a client watches; `now` is a monotonic time."""
+        return now - self._sampled_at >= (SAMPLE_INTERVAL if self.streams else UNWATCHED_INTERVAL) - _TOLERANCE
+
     def sample(self) -> None:
         """Report to the catalog that the server runs, and take one sample.
 
         If the catalog does not answer, no sample is taken.
         """
+        self._sampled_at = time.monotonic()
         try:
             self.source.refresh()
             report = ProcessReport(self.name, "server", os.getpid(), "running", figures=self._source_metrics())
@@ -243,10 +257,12 @@ class StatusSampler:
         return with_source(loaded, self.source.current, self._heartbeat, file=self._file)
 
     def _measure_load(self, status: PipelineStatus) -> None:
-        """Measure the load of the machine, but only every MEASURE_EVERY samples, because a measurement is slow."""
-        if self.samples % MEASURE_EVERY == 0:
+        """Measure the load of the machine, but not more often than MEASURE_EVERY, because a measurement is slow."""
+        now = time.monotonic()
+        if now >= self._load_due:
+            self._load_due = now + MEASURE_EVERY - _TOLERANCE
             running = {p.process: p.pid for p in status.processes if p.pid is not None and p.state == "running"}
-            self._load = self._meter.measure(time.monotonic(), running | {"server": os.getpid()})
+            self._load = self._meter.measure(now, running | {"server": os.getpid()})
 
     def _source_metrics(self) -> list[list[object]]:
         """Return the metrics of the source for a report to the catalog; empty while the source does not answer."""

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from cdc.catalog import Catalog
-from cdc.service.api.status_sampler import RateHistory, StatusSampler, describe_dsn
+from cdc.service.api.status_sampler import (
+    SAMPLE_INTERVAL,
+    UNWATCHED_INTERVAL,
+    RateHistory,
+    StatusSampler,
+    describe_dsn,
+)
 from cdc.service.status import PipelineStatus, SourceStatus
 from tests.service.pipeline import definition, fill
 
@@ -76,4 +83,19 @@ def test_sections_are_rendered_once_per_sample(tmp_path: Path) -> None:
         assert sampler.sections() is first
         sampler.sample()
         assert sampler.sections() is not first
+        sampler.report_stopped()
+
+
+def test_samples_are_taken_each_second_only_while_somebody_watches(tmp_path: Path) -> None:
+    shop = definition(tmp_path)
+    with Catalog.open(shop.catalog.url) as catalog:
+        sampler = StatusSampler(catalog, shop, "log")
+        before = time.monotonic()
+        sampler.sample()
+        after = time.monotonic()
+        assert not sampler.is_due(before + SAMPLE_INTERVAL)
+        assert sampler.is_due(after + UNWATCHED_INTERVAL)
+        sampler.streams = 1
+        assert sampler.is_due(after + SAMPLE_INTERVAL)
+        assert not sampler.is_due(before)
         sampler.report_stopped()
