@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from contextlib import suppress
 from threading import Lock
-from typing import Self
+from typing import Final, Self
 
 import structlog
 from py4j.protocol import Py4JError
@@ -18,10 +18,18 @@ from pyspark.sql import SparkSession
 
 from cdc.config import Definition
 from cdc.errors import SparkUnavailable
+from cdc.thread_priority import lower_thread_priority
 from pipelines.runtime.spark_session import SparkSettings, check_prerequisites, spark_session, starts_on_demand
 from pipelines.source.data_source import register
 
 log = structlog.get_logger("apply")
+
+NICE_INCREMENT: Final = 5
+"""Amount by which the nice value of a JVM on this machine is increased.
+
+Spark does the large work: large ranges of a sink, and large merges of the log. Meanwhile the other sinks, the reader
+and the source server need the same cores for small work that is late after a second.
+"""
 
 
 class SparkOnDemand:
@@ -37,6 +45,7 @@ class SparkOnDemand:
     def of(cls, definition: Definition, thread: Executor) -> Self:
         """Prepare the session of a definition, which a thread of the executor starts.
 
+        On this machine the thread and the session get a lower priority, so the executor should do nothing else.
         Raises SparkUnavailable if Java or a jar is missing. The session starts at once if the master is a cluster,
         because the operator should see its errors at once, or if Delta's jars must be downloaded.
         """
@@ -91,6 +100,8 @@ class SparkOnDemand:
 
 
 def _start_session(settings: SparkSettings) -> SparkSession:
+    if settings.local:
+        lower_thread_priority(NICE_INCREMENT)
     session = spark_session(settings)
     register(session)
     return session

@@ -13,21 +13,19 @@ key list starts again from its beginning.
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from enum import Enum, auto
-from threading import Event, Lock, get_native_id
+from functools import partial
+from threading import Event, Lock
 from typing import Any, Final
 
 from cdc.errors import CdcError, Reaction
 from cdc.position import Position
 from cdc.postgres.backfill_selection import check_keys, check_predicate
 from cdc.postgres.chunk_queries import KeyBounds, estimate_rows, stored_tables, table_sizes
-from cdc.postgres.connection import cancel_statement
 from cdc.postgres.publication import published_schema, wait_for_older_transactions
 from cdc.snapshot.backfill_documents import BackfillRequest, BackfillState, TableBackfillState
 from cdc.snapshot.chunk_copier import ChunkCopier, CopyContext, CopyStopped
@@ -36,15 +34,12 @@ from cdc.snapshot.chunk_sender import end_of_copy_chunk, schema_chunk, schema_fr
 from cdc.snapshot.missing_base_rows import keys_without_base, moved_keys_without_base
 from cdc.snapshot.watermark_window import Chunk
 from cdc.table import ADDED, CAPTURED, TableSchema, TableState
+from cdc.thread_priority import lower_thread_priority
 
 CHECK_EVERY: Final = 0.3
 """Seconds between two checks for commands that pause or cancel a backfill."""
 NICE_INCREMENT: Final = 10
-"""Amount by which the nice value of copying threads is increased.
-
-A copying thread then gets about a tenth of a core if a thread of normal priority competes for it.
-"""
-_NICEST: Final = 19
+"""Amount by which the nice value of copying threads is increased."""
 
 
 OLDER_TRANSACTIONS_WITHIN: Final = 10.0
@@ -240,13 +235,14 @@ class Backfill:
         readers = [self._chunk_copier(schema, n) for n in range(len(self._conns) if plan.parallel else 1)]
         try:
             # low priority: the stream's threads process changes and these rows, and must not wait for this pool
-            with ThreadPoolExecutor(len(readers), thread_name_prefix="copy", initializer=lower_thread_priority) as pool:
+            lower = partial(lower_thread_priority, NICE_INCREMENT)
+            with ThreadPoolExecutor(len(readers), thread_name_prefix="copy", initializer=lower) as pool:
                 running = {pool.submit(reader.copy, plan, self._budget, on_durable) for reader in readers}
                 try:
                     self._oversee(running)
                 finally:
                     self._context.gate.close()
-                    self._cancel_queries(running)
+                    _cancel_queries(readers, running)
         finally:
             self._context.gate.reset()
             self._record()
@@ -266,12 +262,6 @@ class Backfill:
             for future in [future for future in running if future.done()]:
                 running.discard(future)
                 future.result()
-
-    def _cancel_queries(self, running: set[Future[None]]) -> None:
-        """Cancel the running queries of the copy repeatedly, until all chunk copiers have ended."""
-        while wait(running, CHECK_EVERY).not_done:
-            for conn in self._conns:
-                cancel_statement(conn)
 
     def _chunk_copier(self, schema: TableSchema, number: int) -> ChunkCopier:
         return ChunkCopier(self._conns[number], self._context, schema.relation, self._request.sink)
@@ -306,11 +296,8 @@ class Backfill:
         self._budget.release(count)  # only now: chunks that are not recorded are read again after a crash
 
 
-def lower_thread_priority() -> None:
-    """Lower the priority of the calling thread.
-
-    This works only on Linux, where each thread has its own nice value.
-    """
-    if sys.platform == "linux":
-        nice = os.getpriority(os.PRIO_PROCESS, 0)
-        os.setpriority(os.PRIO_PROCESS, get_native_id(), min(_NICEST, nice + NICE_INCREMENT))
+def _cancel_queries(readers: Sequence[ChunkCopier], running: set[Future[None]]) -> None:
+    """Cancel the running queries of the copy repeatedly, until all chunk copiers have ended."""
+    while wait(running, CHECK_EVERY).not_done:
+        for reader in readers:
+            reader.cancel_query()

@@ -32,7 +32,7 @@ from cdc.postgres.chunk_queries import (
     snapshot_transaction,
     table_query,
 )
-from cdc.postgres.connection import is_standby
+from cdc.postgres.connection import cancel_statement, is_standby
 from cdc.postgres.copy_in_snapshot import copy_rows
 from cdc.postgres.publication import published_schema
 from cdc.postgres.sql_ascii import RepairLines
@@ -118,6 +118,10 @@ class ChunkCopier:
         self._waiting: deque[_SentChunk] = deque()
         self._placed: deque[_SentChunk] = deque()
         self._streamed, self._is_idle = 0, True
+
+    def cancel_query(self) -> None:
+        """Cancel the running query, from another thread than the one that copies; do nothing if none runs."""
+        cancel_statement(self._conn)
 
     def copy(self, plan: ChunkPlan, budget: ChunkBudget, on_durable: Callable[[ChunkResult, int], None]) -> None:
         """Read and send all chunks of the plan.

@@ -20,8 +20,9 @@ from pipelines.range_folder import SMALL
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.replay_pause import ReplayPauses
 from pipelines.sink_lifecycle import SinkRunner
+from pipelines.spark_on_demand import NICE_INCREMENT
 from tests.fixtures import forked
-from tests.pipelines.shop_pipeline import END, FIGURES, ShopPipeline, change, make_shop
+from tests.pipelines.shop_pipeline import END, FIGURES, ShopPipeline, applied_shop, change, make_shop, repeated
 from tests.pipelines.sinks.added_features import add_features
 from tests.pipelines.spark_starts import spark_that_never_starts
 
@@ -31,9 +32,25 @@ def _shop(tmp_path: Path) -> ShopPipeline:
     return make_shop(tmp_path / "shop")
 
 
-def test_a_run_of_one_sink_ends_when_that_has_all_of_the_log(shop: ShopPipeline) -> None:
-    config = shop.folder / "shop.yaml"
-    done = forked.run("pipelines", "apply", "-c", config, "--sink", "lake", "--once", timeout=240)
+@pytest.fixture(name="java")
+def _java(tmp_path: Path) -> Path:
+    """A Java that does not start; the file in which it leaves its nice value when somebody tries."""
+    java, started = tmp_path / "bin" / "java", tmp_path / "started"
+    java.parent.mkdir()
+    java.write_text(f"#!/bin/sh\nnice > {started}\nexit 1\n")
+    java.chmod(0o755)
+    return started
+
+
+def apply_once(shop: ShopPipeline, java: Path, *options: str) -> forked.Ended:
+    command = ("pipelines", "apply", "-c", shop.folder / "shop.yaml", "--once", *options)
+    return forked.run(*command, environment={"JAVA_HOME": str(java.parent)}, timeout=240)
+
+
+def test_a_run_of_one_sink_ends_when_that_has_all_of_the_log_and_starts_no_spark(
+    shop: ShopPipeline, java: Path
+) -> None:
+    done = apply_once(shop, java, "--sink", "lake")
 
     assert done.status == 0, done.output + done.errors
     assert {row["id"]: row["note"] for row in shop.lake()["shop.orders"]}[1] == "newest"
@@ -41,6 +58,7 @@ def test_a_run_of_one_sink_ends_when_that_has_all_of_the_log(shop: ShopPipeline)
     assert published is not None
     assert published.position == END
     assert not (shop.folder / "find").exists()
+    assert not java.exists()
 
 
 @pytest.mark.slow
@@ -77,19 +95,23 @@ def test_what_a_run_cannot_do_is_told_before_anything_starts(
     assert says in capsys.readouterr().err
 
 
+WITHOUT_SPARK = {
+    "trigger: 0s": "Spark needs Java, but JAVA_HOME is not set and no 'java' is on the PATH\n  → install",
+    "delta_jars: [/no.jar]": "spark.delta_jars is wrong: Delta jar '/no.jar' does not exist\n  → correct spark",
+}
+
+
 @pytest.mark.parametrize(
-    ("spark", "says"),
+    ("spark", "trigger"),
     [
-        ("trigger: 0s", "Spark needs Java, but JAVA_HOME is not set and no 'java' is on the PATH\n  → install"),
-        (
-            "delta_jars: [/no.jar]",
-            "spark.delta_jars is wrong: Delta jar '/no.jar' does not exist\n  → correct spark",
-        ),
+        ("trigger: 0s", "0s"),
+        ("delta_jars: [/no.jar]", "once"),
+        pytest.param("trigger: 0s", "once", marks=pytest.mark.slow),
+        pytest.param("delta_jars: [/no.jar]", "0s", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("trigger", ["0s", "once"])
 def test_without_a_spark_that_starts_the_process_ends_and_says_why_once(
-    shop: ShopPipeline, spark: str, says: str, trigger: str
+    shop: ShopPipeline, spark: str, trigger: str
 ) -> None:
     config = shop.folder / "shop.yaml"
     config.write_text(config.read_text(encoding="utf-8").replace("trigger: 0s", spark), encoding="utf-8")
@@ -97,26 +119,18 @@ def test_without_a_spark_that_starts_the_process_ends_and_says_why_once(
     done = forked.run("pipelines", "apply", "-c", config, "--trigger", trigger, environment=bare, timeout=240)
 
     assert done.status == 3, done.output + done.errors
-    assert done.errors.count(f"✗ CDC-3018 {says}") == 1, done.errors
+    assert done.errors.count(f"✗ CDC-3018 {WITHOUT_SPARK[spark]}") == 1, done.errors
     assert "Traceback" not in done.output + done.errors
 
 
-@pytest.mark.parametrize(("rows", "status"), [(1, 0), (SMALL + 1, 3)])
-def test_spark_starts_for_a_range_that_needs_it_and_for_no_other(
-    shop: ShopPipeline, tmp_path: Path, rows: int, status: int
-) -> None:
-    java, started = tmp_path / "bin" / "java", tmp_path / "started"
-    java.parent.mkdir()
-    java.write_text(f"#!/bin/sh\ntouch {started}\nexit 1\n")
-    java.chmod(0o755)
-    partial = {"op": "u", "after": [(1, "1")], "partial": True}
-    shop.append(END + 100, [change(END + 100, n, 1, None, **partial) for n in range(rows)])
-    config = ["-c", shop.folder / "shop.yaml"]
-    done = forked.run("pipelines", "apply", *config, "--once", environment={"JAVA_HOME": str(tmp_path)}, timeout=240)
+def test_spark_starts_for_a_range_that_needs_it_with_a_lower_priority(shop: ShopPipeline, java: Path) -> None:
+    partial = change(END + 100, 0, 1, None, op="u", after=[(1, "1")], partial=True)
+    shop.append(END + 100, repeated(partial, SMALL + 1))
+    done = apply_once(shop, java)
 
-    assert done.status == status, done.output + done.errors
-    assert started.exists() is (status == 3)
-    assert ("✗ CDC-3018 Spark does not start" in done.errors) is (status == 3)
+    assert done.status == 3, done.output + done.errors
+    assert int(java.read_text()) == min(19, os.nice(0) + NICE_INCREMENT)
+    assert "✗ CDC-3018 Spark does not start" in done.errors
 
 
 @pytest.mark.slow
@@ -132,9 +146,8 @@ def test_a_stop_while_spark_starts_is_a_stop_also_when_it_ends_spark(shop: ShopP
     assert "Traceback" not in said
 
 
-def test_a_sink_that_cannot_go_on_is_given_up_and_one_that_may_is_not(shop: ShopPipeline, tmp_path: Path) -> None:
-    other = make_shop(tmp_path / "other")
-    other.drive("lake")
+def test_a_sink_that_cannot_go_on_is_given_up_and_one_that_may_is_not(shop: ShopPipeline) -> None:
+    other = applied_shop()
     mine = shop.definition.sinks[0].model_copy(update={"path": other.definition.sinks[0].path})
     with Catalog.open(shop.definition.catalog.url) as catalog:
         parts = SinkParts(
