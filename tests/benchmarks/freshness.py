@@ -129,6 +129,8 @@ def _figures(tables: int) -> dict[str, Figure]:
             "transactions_per_second": Figure("tx/s", at_least=reached, in_every_run=True),
             "batches_per_second": Figure("1/s"),
             "longest_cadence_seconds": Figure("s"),
+            "apply_mib": Figure("MiB", at_most=1_536),
+            "jvm_mib": Figure("MiB"),
         }.items():
             figures[_key(what, part)] = figure
     return figures
@@ -171,7 +173,7 @@ class Measurement:
     def of(self, spell: Spell, rate: float) -> Mapping[str, float]:
         """Figures of all transactions that committed while the load was measured, and of the rows in the end."""
         tables = self._made()
-        with Reader(self._place) as reader, _apply(self._place):
+        with Reader(self._place) as reader, _apply(self._place) as apply:
             until(lambda: reader.runs() and self._streams(tables), 1_800, pause=0.2)
             first = self._durable()
             with under_load(self._dsn, self._load.schema, rate):
@@ -181,6 +183,7 @@ class Measurement:
             end = self._end()
             until(lambda: reader.runs() and self._published() >= end, 300)
             lags, batches = self._measured(first, began, ended)
+            memory = _anonymous_mib(apply.pid), sum(map(_anonymous_mib, _children(apply.pid)))
             differing = self._differing(tables)
         with connect(self._dsn) as conn:
             drop_slot(conn, self._place.slot)
@@ -193,6 +196,8 @@ class Measurement:
             "transactions_per_second": len(lags) / (ended - began),
             "batches_per_second": batches / (ended - began),
             "longest_cadence_seconds": cadence,
+            "apply_mib": memory[0],
+            "jvm_mib": memory[1],
         }
 
     def _made(self) -> int:
@@ -288,15 +293,26 @@ def _differing_of(table: Mapping[str, Any]) -> int:
     return int(table["parked"] + (0 if table["equal"] else max(1, found)))
 
 
+def _anonymous_mib(pid: int) -> float:
+    """Memory of a process without mapped files, which the kernel takes back when it needs them."""
+    lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) / 1024
+
+
+def _children(pid: int) -> list[int]:
+    found = (file.read_text(encoding="utf-8").split() for file in Path(f"/proc/{pid}/task").glob("*/children"))
+    return [int(child) for children in found for child in children]
+
+
 @contextmanager
-def _apply(place: ReaderPlace) -> Iterator[None]:
+def _apply(place: ReaderPlace) -> Iterator[subprocess.Popen[bytes]]:
     """`python -m pipelines apply` beside the reader, which has written the definition."""
     output = place.folder / "apply.out"
     command = [sys.executable, "-m", "pipelines", "apply", "-c", str(place.folder / "definition.yaml")]
     with output.open("ab") as said:
         process = subprocess.Popen(command, stdout=said, stderr=said)
     try:
-        yield
+        yield process
     except BaseException:
         print(output.read_text(encoding="utf-8")[-3000:], file=sys.stderr)
         raise
