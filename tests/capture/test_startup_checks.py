@@ -204,9 +204,9 @@ def test_doctor_reports_the_error_that_stops_a_reader_of_an_existing_log(
 def test_doctor_reports_the_error_that_stops_a_first_start(
     pipeline: Captured, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert codes_of_doctor(pipeline, capsys) == set()
     slot, good = pipeline.slot, pipeline.path.read_text()
     for situation, (code, break_it) in EMPTY.items():
+        assert codes_of_doctor(pipeline, capsys) == set(), situation
         break_it(pipeline)
         assert code in codes_of_doctor(pipeline, capsys), situation
         assert code_of_start(pipeline) == code, situation
@@ -217,10 +217,10 @@ def test_doctor_reports_the_error_that_stops_a_first_start(
 
 
 def test_doctor_reports_another_cluster(
-    pipeline: Captured, postgres_15: EmbeddedPostgres, capsys: pytest.CaptureFixture[str]
+    pipeline: Captured, another_cluster: EmbeddedPostgres, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pipeline.copy()
-    rewrite_definition(pipeline, pipeline.dsn, postgres_15.dsn())
+    rewrite_definition(pipeline, pipeline.dsn, another_cluster.dsn())
     assert "CDC-2106" in codes_of_doctor(pipeline, capsys)
     assert code_of_start(pipeline) == "CDC-2106"
 

@@ -80,6 +80,8 @@ TEXT: Final = (
     ">",
     "%",
 )
+PR_CAPBSET_DROP = 24
+"""A call of prctl, after which started programs do not get a capability again."""
 
 
 def ground(folder: Path, dsn: str | None) -> None:
@@ -291,6 +293,8 @@ def opened(folder: Path) -> None:
 def obey_modes(folder: Path) -> None:
     """Have root obey the modes of files, as every other user does: without CAP_DAC_OVERRIDE and _READ_SEARCH."""
     kernel = CDLL(None, use_errno=True)
+    for capability in (1, 2):
+        assert kernel.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) == 0, os.strerror(get_errno())
     header, sets = (c_uint32 * 2)(0x20080522, 0), (c_uint32 * 6)()  # effective, permitted, inheritable; twice 32 bits
     assert kernel.capget(byref(header), byref(sets)) == 0, os.strerror(get_errno())
     for number in range(3):

@@ -67,7 +67,10 @@ def test_what_is_not_said_clearly_is_a_usage_error_and_changes_nothing(
             assert slot_status(conn, held.slot) is not None, options
 
 
-def test_a_slot_that_somebody_streams_from_is_left_alone(held: Captured, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_slot_that_somebody_streams_from_is_left_alone(
+    tmp_path: Path, any_database: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    held = capture_table(tmp_path, any_database)
     stream = StreamOptions(slot=held.slot, publication="cdc_held_pub", start=lsn_to_confirm(0))
     with ReplicationStream.open(held.dsn, stream):
         for options in (("recover", "--new-epoch", "--yes"), ("drop", "--yes")):

@@ -106,7 +106,7 @@ def test_the_examples_of_type_2_give_the_rows_of_their_documentation(
     check_versions(tmp_path, writing, {}, ends, VERSIONS)
 
 
-@written()
+@written([5, 6])
 @pytest.mark.parametrize(
     "said",
     [{"track_history_except_column_list": ("large",)}, {"track_history_column_list": ("plain",)}],

@@ -103,13 +103,15 @@ def looking_at(window: Page, url: str, picture: str) -> Iterator[None]:
 
     window.on("console", note)
     window.on("pageerror", fail)
-    with visiting(window, url):
-        yield
-        folder = os.environ.get("CDC_SCREENSHOTS")
-        if folder:
-            window.screenshot(path=Path(folder) / picture, full_page=True)
-    window.remove_listener("console", note)
-    window.remove_listener("pageerror", fail)
+    try:
+        with visiting(window, url):
+            yield
+            folder = os.environ.get("CDC_SCREENSHOTS")
+            if folder:
+                window.screenshot(path=Path(folder) / picture, full_page=True)
+    finally:
+        window.remove_listener("console", note)
+        window.remove_listener("pageerror", fail)
     assert complaints == []
 
 

@@ -28,21 +28,21 @@ runpy.run_module(module, run_name="__main__", alter_sys=True)
 def traced(options: Sequence[str], trace: Path, *command: object, output: IO[Any]) -> Iterator[forked.Forked]:
     """`python -m COMMAND…` next to a block, and what strace with the options sees of it in a file.
 
-    Who is still there in the end is killed. The file is whole behind the block.
+    A process that still runs at the end of the block is killed. After the block the file is complete.
     """
     child = forked.start("tests.run_code", _WAITS, *command, output=output)
     try:
         until(lambda: _status(child.pid, "State").startswith("T"), "a process that waits for strace", every=0.01)
         strace = ["strace", "-f", "-qq", "-o", str(trace), *options, "-p", str(child.pid)]
         with subprocess.Popen(strace, stdout=output, stderr=output) as tracing:
-            until(
-                lambda: _status(child.pid, "TracerPid") != "0" or tracing.poll() is not None,
-                "strace that has it in its hands",
-                every=0.01,
-            )
-            assert tracing.poll() is None, trace
-            child.send_signal(signal.SIGCONT)
             try:
+                until(
+                    lambda: _status(child.pid, "TracerPid") != "0" or tracing.poll() is not None,
+                    "strace to be attached",
+                    every=0.01,
+                )
+                assert tracing.poll() is None, trace
+                child.send_signal(signal.SIGCONT)
                 yield child
             finally:
                 child.kill()

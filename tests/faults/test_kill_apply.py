@@ -58,6 +58,7 @@ def test_a_driver_killed_at_one_failpoint_after_the_other_leaves_the_targets_exa
         assert pipeline.apply(failpoint).wait(90) == KILLED, f"{failpoint}\n{pipeline.output()}"
     driver = pipeline.apply()
     pipeline.wait(lambda: pipeline.reports(driver), "the driver is up again")
+    assert_equal(pipeline)
     workload.stop()
     assert_equal(pipeline)
 

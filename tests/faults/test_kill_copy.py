@@ -34,24 +34,24 @@ from tests.fixtures.waiting import until
 from tests.snapshot.multiset import left_of
 from tests.snapshot.test_keyless import more, writers
 
-ROWS = 1_200
+ROWS = 1_500
 STILL = 4
 """Of so many rows one is never changed: what of those the log has twice was read again."""
 STRIPES = 60
 """Of so many rows a statement changes one: some in every chunk, so that each window has something to say."""
 CHUNK_ROWS, PARALLEL = 60, 3
 PAUSE, RESTS = 0.02, 4
-"""Seconds between two transactions, or so many times what the last one took: what is copied waits for no writer."""
+"""A writer pauses PAUSE seconds, or RESTS times the length of its last transaction: so it does not slow the copy."""
 ABOUT = 1.25
 """By how much a chunk may have more rows: it is cut by blocks."""
 COLUMNS = {"t": ("id", "v", "long"), "emptied": ("id", "v")}
-SLOWLY = 1_200_000
+SLOWLY = 1_500_000
 """Bytes of text per second, so that no machine is through before it is killed."""
 POINTS = [
     "chunk_read:1",
     "chunk_read:9",
     "chunk_durable:1",
-    "chunk_durable:6",
+    "chunk_durable:12",
     "after_data_file:4",
     "after_log_commit:1",
     "after_log_commit:5",
@@ -61,7 +61,7 @@ POINTS = [
     "before_data_file:3",
     "after_copy_staged",
 ]
-QUICK = {"chunk_durable:6"}
+QUICK = {"chunk_durable:12"}
 BESIDE = [pytest.param(seed, marks=pytest.mark.slow) for seed in range(13)]
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 50))]
 
@@ -76,7 +76,7 @@ def _copied(pipeline: Pipeline) -> Pipeline:
         "ALTER TABLE shop.t ALTER long SET STORAGE EXTERNAL",
         f"INSERT INTO shop.t SELECT i, 'v' || i, repeat('x', 2500) || i FROM generate_series(1, {ROWS}) i",
         "CREATE TABLE shop.emptied (id int PRIMARY KEY, v text)",
-        "INSERT INTO shop.emptied SELECT i, repeat('v', 500) FROM generate_series(1, 240) i",
+        "INSERT INTO shop.emptied SELECT i, repeat('v', 500) FROM generate_series(1, 300) i",
     )
     pipeline.write()
     load = f"{{bytes_per_second: {SLOWLY}}}"

@@ -179,7 +179,7 @@ def test_small_files_become_one_row_for_row(root: Root) -> None:
     assert sorted(rows_of(root)) == wrote(10, 20, 30, 40)
 
 
-@pytest.mark.parametrize("root", ["directory", pytest.param("bucket", marks=pytest.mark.slow)], ids=str, indirect=True)
+@pytest.mark.parametrize("root", [pytest.param("directory", marks=pytest.mark.slow), "bucket"], ids=str, indirect=True)
 def test_new_files_of_the_open_segment_are_gathered_and_a_closed_one_is_settled(root: Root) -> None:
     writer = LogWriter.open(root, IDENTITY, LIMITS)
     append(writer, 10, 20, 30)

@@ -198,7 +198,8 @@ class KeptShop:
 
     def put(self) -> ShopPipeline:
         """Put it there anew."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._folder.exists():
+            shutil.rmtree(self._folder)
         shutil.copytree(self._kept, self._folder)
         return _shop_in(self._folder, self._limits)
 
@@ -209,5 +210,5 @@ def _applied(sink: str, upto: int, limits: SegmentLimits) -> KeptShop:
 
 
 def applied_shop(sink: str = "lake", upto: int = END, limits: SegmentLimits = LIMITS) -> ShopPipeline:
-    """The pipeline with a sink that has the log up to there."""
+    """The pipeline with a sink that has the log up to there; another call puts it back as it was made."""
     return _applied(sink, upto, limits).put()

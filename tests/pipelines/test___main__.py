@@ -26,15 +26,18 @@ from tests.pipelines.shop_pipeline import END, FIGURES, ShopPipeline, applied_sh
 from tests.pipelines.sinks.added_features import add_features
 from tests.pipelines.spark_starts import spark_that_never_starts
 
+PARTIAL = change(END + 100, 0, 1, None, op="u", after=[(1, "1")], partial=True)
+"""An update without the values of all columns."""
+
 
 @pytest.fixture(name="shop")
 def _shop(tmp_path: Path) -> ShopPipeline:
     return make_shop(tmp_path / "shop")
 
 
-@pytest.fixture(name="java")
-def _java(tmp_path: Path) -> Path:
-    """A Java that does not start; the file in which it leaves its nice value when somebody tries."""
+@pytest.fixture(name="started")
+def _started(tmp_path: Path) -> Path:
+    """The file in which a Java that does not start leaves its nice value; its home is the folder of the file."""
     java, started = tmp_path / "bin" / "java", tmp_path / "started"
     java.parent.mkdir()
     java.write_text(f"#!/bin/sh\nnice > {started}\nexit 1\n")
@@ -42,15 +45,15 @@ def _java(tmp_path: Path) -> Path:
     return started
 
 
-def apply_once(shop: ShopPipeline, java: Path, *options: str) -> forked.Ended:
+def apply_once(shop: ShopPipeline, started: Path, *options: str) -> forked.Ended:
     command = ("pipelines", "apply", "-c", shop.folder / "shop.yaml", "--once", *options)
-    return forked.run(*command, environment={"JAVA_HOME": str(java.parent)}, timeout=240)
+    return forked.run(*command, environment={"JAVA_HOME": str(started.parent)}, timeout=240)
 
 
 def test_a_run_of_one_sink_ends_when_that_has_all_of_the_log_and_starts_no_spark(
-    shop: ShopPipeline, java: Path
+    shop: ShopPipeline, started: Path
 ) -> None:
-    done = apply_once(shop, java, "--sink", "lake")
+    done = apply_once(shop, started, "--sink", "lake")
 
     assert done.status == 0, done.output + done.errors
     assert {row["id"]: row["note"] for row in shop.lake()["shop.orders"]}[1] == "newest"
@@ -58,7 +61,14 @@ def test_a_run_of_one_sink_ends_when_that_has_all_of_the_log_and_starts_no_spark
     assert published is not None
     assert published.position == END
     assert not (shop.folder / "find").exists()
-    assert not java.exists()
+    assert not started.exists()
+    shop.append(END + 100, [PARTIAL])
+
+    done = apply_once(shop, started)
+
+    assert done.status == 0, done.output + done.errors
+    assert (shop.folder / "find").exists()
+    assert not started.exists()
 
 
 @pytest.mark.slow
@@ -123,13 +133,12 @@ def test_without_a_spark_that_starts_the_process_ends_and_says_why_once(
     assert "Traceback" not in done.output + done.errors
 
 
-def test_spark_starts_for_a_range_that_needs_it_with_a_lower_priority(shop: ShopPipeline, java: Path) -> None:
-    partial = change(END + 100, 0, 1, None, op="u", after=[(1, "1")], partial=True)
-    shop.append(END + 100, repeated(partial, SMALL + 1))
-    done = apply_once(shop, java)
+def test_spark_starts_for_a_range_that_needs_it_with_a_lower_priority(shop: ShopPipeline, started: Path) -> None:
+    shop.append(END + 100, repeated(PARTIAL, SMALL + 1))
+    done = apply_once(shop, started)
 
     assert done.status == 3, done.output + done.errors
-    assert int(java.read_text()) == min(19, os.nice(0) + NICE_INCREMENT)
+    assert int(started.read_text()) == min(19, os.nice(0) + NICE_INCREMENT)
     assert "✗ CDC-3018 Spark does not start" in done.errors
 
 

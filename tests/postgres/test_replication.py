@@ -32,6 +32,8 @@ from tests.postgres.stream import receive_until
 
 OPTIONS = StreamOptions(slot="stream", publication="pub", start=Lsn(0))
 
+ACTIVE = "SELECT 1 FROM pg_replication_slots WHERE active AND database = current_database()"
+
 
 def make_source(dsn: str) -> str:
     """A table with a publication and a slot of the database's own name; the slot's name."""
@@ -182,9 +184,7 @@ def test_a_publication_of_any_name_can_be_streamed(either_database: str) -> None
         pass
     run_sql(either_database, "INSERT INTO t VALUES (1)")
     for name in names:
-        until(
-            lambda: rows_of(either_database, "SELECT 1 FROM pg_replication_slots WHERE active") == [], "the slot free"
-        )
+        until(lambda: rows_of(either_database, ACTIVE) == [], "the slot free")
         with ReplicationStream.open(
             either_database, StreamOptions(slot=slot, publication=name, start=Lsn(0))
         ) as stream:

@@ -38,8 +38,8 @@ def spent_by_children_of(pid: int) -> float:
 def test_a_child_of_a_process_counts_as_the_process_and_one_that_is_called_otherwise_is_none_of_ours(
     apply: int,
 ) -> None:
-    meters, began = {word: LoadMeter() for word in ("apply", "reader")}, time.monotonic()
     until(lambda: spent_by_children_of(apply) >= 1, "a second spent", seconds=60)
+    meters, began = {word: LoadMeter() for word in ("apply", "reader")}, time.monotonic()
 
     def measured() -> list[MachineLoad] | None:
         found = [meter.measure(time.monotonic(), {word: apply}) for word, meter in meters.items()]

@@ -120,7 +120,7 @@ ASKED = [
     (BackfillRequest(("public.t",), where="false"), 0),
     (BackfillRequest(("public.t",), where=LIMITED), ROWS),
 ]
-"""And how many rows it is. Reading by a predicate ends some time."""
+"""Requests with their number of rows; LIMITED shows that reading by a predicate has a statement timeout."""
 
 
 def test_just_the_rows_that_are_asked_for_are_read_and_for_one_sink_they_carry_its_name(held: Captured) -> None:
@@ -189,7 +189,7 @@ def test_no_more_is_read_than_a_limit_allows(held: Captured, limit: str) -> None
         so_far += chunks[moment]
 
 
-def test_a_backfill_is_paused_cancelled_and_stopped_in_what_its_predicate_does(running: Running) -> None:
+def test_backfills_are_paused_resumed_and_cancelled_and_none_may_write_to_the_source(running: Running) -> None:
     """A function that is declared to read and writes is stopped by the reading; an endless one ends when cancelled."""
     held, commands = running.held, running.catalog.commands
     run_sql(

@@ -173,4 +173,5 @@ def test_a_mode_says_what_is_copied(tmp_path: Path, database: str) -> None:
     for held in copied.values():
         held.stream()
     assert copied["no_data"].folded("t") == [("2", "two")]
+    assert {schema.state for schema in copied["no_data"].log.schemas().values()} == {TableState.LIVE}
     assert copied["when_needed"].folded("t") == [("1", "one"), ("2", "two")]

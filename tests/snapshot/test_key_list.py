@@ -75,7 +75,7 @@ REFUSED = [
 ]
 
 
-def test_a_row_is_read_a_key_without_one_is_a_deletion_in_the_text_of_the_log_and_what_cannot_be_a_key_an_error(
+def test_a_listed_key_is_read_a_key_without_a_row_is_a_deletion_and_a_text_that_is_no_key_is_an_error(
     running: Running,
 ) -> None:
     running.caught_up()

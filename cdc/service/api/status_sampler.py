@@ -49,7 +49,7 @@ RATE_SPAN: Final = 10.0
 Over a shorter time the rates jump with each batch; over a longer time they hide a stop.
 """
 MEASURE_EVERY: Final = 5.0
-"""Minimum seconds between two measurements of the machine's load; a measurement reads one file per process."""
+"""Seconds between two measurements of the machine's load, at least; a measurement reads one file per process."""
 _TOLERANCE: Final = 0.5
 """Number of seconds by which a sample may be early, so that a late one does not delay the next by an interval."""
 LOCAL: Final = "local socket"
@@ -260,7 +260,7 @@ class StatusSampler:
         """Measure the load of the machine, but not more often than MEASURE_EVERY, because a measurement is slow."""
         now = time.monotonic()
         if now >= self._load_due:
-            self._load_due = now + MEASURE_EVERY - _TOLERANCE
+            self._load_due = now + MEASURE_EVERY
             running = {p.process: p.pid for p in status.processes if p.pid is not None and p.state == "running"}
             self._load = self._meter.measure(now, running | {"server": os.getpid()})
 

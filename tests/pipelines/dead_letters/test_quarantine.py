@@ -62,10 +62,10 @@ def test_a_parked_key_is_let_go_by_a_full_image_a_delete_a_move_and_partial_imag
     assert driver.take(*(put(n, f"P{n}", 30 + n, price=NAN) for n in (1, 2, 3, 4)), upto=40) == ["1", "2", "3", "4"]
     moved = part(7, 53, {3: "5.00"}, ordinal=1, base=("3",))
 
-    assert driver.take(put(1, "again", 50), gone(2, 51), part(4, 52, {2: "long"}), gone(3, 53), moved, upto=60) == ["4"]
-    assert driver.rows() == {"1": ("again", "1.00"), "7": ("P3", "5.00")}
-    assert driver.take(part(4, 70, {3: "5.00"}), upto=80) == []
-    assert driver.rows()["4"] == ("long", "5.00")
+    assert driver.take(put(1, "again", 50), gone(4, 51), part(2, 52, {2: "long"}), gone(3, 53), moved, upto=60) == ["2"]
+    assert driver.rows() == {"1": ("again", "1.00"), "2": ("b", "1.00"), "7": ("P3", "5.00")}
+    assert driver.take(part(2, 70, {3: "5.00"}), upto=80) == []
+    assert driver.rows()["2"] == ("long", "5.00")
 
 
 def test_a_truncate_and_a_generation_end_let_older_keys_go_and_no_later_ones(driver: Driver) -> None:

@@ -88,9 +88,17 @@ def test_a_frame_has_the_range_and_tables_of_its_options(
     assert sorted((row["position"], row["ordinal"]) for row in found) == expected
 
 
+BOUNDARY = {"position": 40, "committed_at": datetime.fromtimestamp(1_700_000_000, UTC).replace(microsecond=40)}
+"""Where the log ends, and when that was committed."""
+
+
 def test_options_reach_the_source_through_spark(spark: SparkSession, root: Path) -> None:
-    frame = load(spark, root, startingPosition="0/A", endingPosition="F/0", tables="shop.none, sales.*")
-    assert places(frame) == [(20, 1), (30, 0)]
+    options = {"startingPosition": "0/A", "endingPosition": "F/0", "tables": "shop.none, sales.*", "boundaries": "true"}
+    found = load(spark, root, **options).toArrow()
+    (end,) = found.filter(pc.equal(found["op"], "b")).select(["position", "committed_at"]).to_pylist()
+    assert end == BOUNDARY
+    rows = found.filter(pc.not_equal(found["op"], "b")).select(["position", "ordinal"]).to_pylist()
+    assert sorted((row["position"], row["ordinal"]) for row in rows) == [(20, 1), (30, 0)]
 
 
 def test_rows_between_two_positions_are_those_of_the_named_tables(spark: SparkSession, tmp_path: Path) -> None:
@@ -112,7 +120,7 @@ def test_a_boundary_ends_the_range_with_its_commit_time(root: Path) -> None:
     rows = frame_rows(frame_of(root, boundaries="true"))
     (end,) = rows.filter(pc.equal(rows["op"], "b")).select(["position", "committed_at"]).to_pylist()
 
-    assert end == {"position": 40, "committed_at": datetime.fromtimestamp(1_700_000_000, UTC).replace(microsecond=40)}
+    assert end == BOUNDARY
 
 
 def test_a_stream_has_every_row_once_and_continues_after_a_restart(

@@ -241,7 +241,10 @@ def test_a_replay_runs_in_a_child_and_leaves_its_report(tmp_path: Path) -> None:
             done = until(lambda: (s := client.get(path).json())["finished_at"] and s, "the replay to end")
             assert (done["state"], done["error"]) == ("done", None)
             assert {table["topic"] for table in done["result"]["tables"]} == {"shop.orders", "shop.items"}
-        assert [line.action for line in catalog.audit.ls()] == [REPLAY]
+            client.post(path, json={"tables": ["shop.none"]})
+            wrong = until(lambda: (s := client.get(path).json())["finished_at"] and s, "the replay to end")
+            assert (wrong["state"], wrong["error"]["code"]) == ("failed", "CDC-1000")
+        assert [line.action for line in catalog.audit.ls()] == [REPLAY, REPLAY]
 
 
 def test_one_replay_runs_at_a_time_and_what_a_dead_server_left_is_said_to_have_failed(

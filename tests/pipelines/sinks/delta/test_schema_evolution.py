@@ -32,8 +32,9 @@ def tables() -> Iterator[pa.Schema]:
     """Every table of up to two of three columns, called `a` and `b`, each of a type or its wider one."""
     for count in range(3):
         for ids, names in product(permutations([1, 2, 3], count), permutations(["a", "b"], count)):
-            # in another order than that of their numbers: of one type each
-            for types in product([INT, LONG] if list(ids) == sorted(ids) else [INT], repeat=count):
+            every = list(product([INT, LONG], repeat=count))
+            # in another order than that of their numbers: at most the first is wider
+            for types in every if list(ids) == sorted(ids) else [every[0], (LONG, *every[0][1:])]:
                 columns = [column(i, n, t[0], oid=t[1]) for i, n, t in zip(ids, names, types, strict=True)]
                 yield target_schema(replace(ORDERS, columns=tuple(columns)), TypePolicy.EXACT)
 
