@@ -1,12 +1,18 @@
-"""marks: what status shows of tables that the log marks, and of those it no longer does."""
+"""What the reader's status shows of tables that the log marks, and of WAL that the server cannot decode."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
-from cdc.capture.reader_monitor import inexact_tables
+import pytest
+
+from cdc.capture.reader_monitor import add_positions, inexact_tables
 from cdc.catalog import TableProgress
+from cdc.postgres.sqlstate import classify_message
 from cdc.table import ReplicaIdentity, TableSchema, TableState
+from tests.faults.capture import capture_table
 
 LIVE = TableSchema(relation=7, oid=7, schema="shop", name="t", replica_identity=ReplicaIdentity.DEFAULT, columns=())
 SHOWN = TableProgress("", "shop.t", "streaming", None, 1, None, 50)
@@ -48,3 +54,24 @@ def test_a_table_that_is_refused_is_shown_so_until_it_is_captured() -> None:
 
     assert inexact_tables([LIVE.flagged(TableState.DROPPED, "removed before")], [refused], 9) == []
     assert inexact_tables([LIVE], [refused], 9) == [replace(SHOWN, position=9)]
+
+
+@pytest.mark.parametrize(
+    ("reason", "begins"),
+    [
+        (
+            "invalid memory alloc request size 1073741824",
+            "make the value or row smaller at the source, because a bytea",
+        ),
+        ("unexpected chunk number 2", "stop the reader, run 'cdc slots recover"),
+    ],
+)
+def test_the_remedy_of_wal_that_cannot_be_decoded_has_only_commands_that_can_be_copied(
+    tmp_path: Path, database: str, reason: str, begins: str
+) -> None:
+    found = add_positions(classify_message("XX000", reason), capture_table(tmp_path, database).definition)
+
+    assert found.fix.startswith(begins)
+    skip, resync = re.findall(r"'(cdc [^']*)'", found.fix)
+    assert re.fullmatch(r'cdc slots recover -c \S+ --skip-to [0-9A-F]+/[0-9A-F]+ --resync "\*"', skip)
+    assert resync == 'cdc tables resync "*"'
