@@ -14,7 +14,8 @@ from cdc.service.machine_load import LoadMeter, MachineLoad, available_cores
 from tests.fixtures.waiting import until
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="needs /proc")  # noqa: PTH110
-BUSY = "while True: pass"
+BUSY = "import time\nend = time.monotonic() + 120\nwhile time.monotonic() < end: pass"
+"""Ends by itself if the test was killed."""
 PARENT = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {BUSY!r}, 'child'])"
 
 
