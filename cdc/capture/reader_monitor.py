@@ -422,7 +422,7 @@ def _skip(exc: UndecodableWal, slot: SlotStatus) -> str:
 
     The server reports neither the end of the undecodable transaction nor the tables that the transaction changed.
     """
-    cause = "" if exc.fix == UndecodableWal.remedy else exc.fix.partition("; then run ")[0] + "; "
+    cause = exc.fix.removesuffix(UndecodableWal.remedy)
     skip = f"'cdc slots recover -c FILE --skip-to {slot.wal_end} --resync \"*\"'"
     return (
         f"{cause}stop the reader, run {skip}, start the reader, then run 'cdc tables resync \"*\"'; to copy fewer "

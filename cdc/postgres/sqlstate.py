@@ -47,7 +47,7 @@ _OWN_DATABASE: Final = "set source.dsn to the slot's database, or choose another
 _NEWER: Final = "use Postgres 14 or newer"
 _TOO_LARGE: Final = (
     "make the value or row smaller at the source, because a bytea from 512 MiB on or a row from 1 GiB on is too large "
-    "to be sent as text; then run 'cdc slots recover -c FILE --skip-to LSN --resync TABLE'"
+    f"to be sent as text; {errors.UndecodableWal.remedy}"
 )
 
 RULES: Final = (
