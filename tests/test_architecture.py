@@ -10,6 +10,7 @@ from graphlib import CycleError, TopologicalSorter
 
 import pytest
 
+from tests.fixtures.rules import of_each
 from tests.source_tree import OWN, PACKAGES, ROOT, Function, Module, imports_any, modules
 
 TOP_LEVEL = {
@@ -136,22 +137,8 @@ LINK = re.compile(r"\[[^\]]*\]\((?!https?://|#|mailto:)([^)#\s]+)[^)]*\)")
 
 
 def of_every(*folders: str) -> Callable[[Callable[[Module], None]], Callable[[], None]]:
-    """Make a rule about one module a test of all below the folders, which tells every module that breaks it."""
-
-    def made(rule: Callable[[Module], None]) -> Callable[[], None]:
-        def test() -> None:
-            broken = {}
-            for module in modules(*(folders or OWN)):
-                try:
-                    rule(module)
-                except AssertionError as failed:
-                    broken[module.place] = str(failed)
-            assert broken == {}
-
-        test.__name__ = rule.__name__
-        return test
-
-    return made
+    """Make a rule about one module a test of all below the folders, which names every module that breaks it."""
+    return of_each(lambda: modules(*(folders or OWN)), lambda module: module.place)
 
 
 def below(name: str, packages: Iterable[str]) -> bool:

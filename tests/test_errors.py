@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,33 +14,16 @@ from typer.main import get_command
 from cdc import errors
 from cdc.cli.app import application
 from cdc.errors import COMMAND, CdcError, ExitCode, Reaction, all_error_classes, complete_remedy, process_exit_code
+from tests.fixtures.rules import of_each
 
 AREAS = {"1": ExitCode.USAGE, "6": ExitCode.FINDING}
 RUNBOOK = Path(__file__).resolve().parent.parent / "deploy" / "RUNBOOK.md"
 OURS = [error for error in all_error_classes() if error.__module__ == "cdc.errors"]
-Rule = Callable[[type[CdcError]], None]
+of_ours = of_each(lambda: OURS, lambda error: error.__name__)
+of_all = of_each(all_error_classes, lambda error: error.__name__)
 
 
-def of_each(classes: Iterable[type[CdcError]]) -> Callable[[Rule], Callable[[], None]]:
-    """Make a rule about one class a test of all of them, which names every class that breaks it."""
-
-    def made(rule: Rule) -> Callable[[], None]:
-        def test() -> None:
-            broken = {}
-            for error in classes:
-                try:
-                    rule(error)
-                except Exception as failed:
-                    broken[error.__name__] = repr(failed)
-            assert broken == {}
-
-        test.__name__ = rule.__name__
-        return test
-
-    return made
-
-
-@of_each(OURS)
+@of_ours
 def test_a_class_is_complete(error: type[CdcError]) -> None:
     assert re.fullmatch(r"CDC-\d{4}", error.code)
     assert isinstance(error.reaction, Reaction)
@@ -50,33 +32,33 @@ def test_a_class_is_complete(error: type[CdcError]) -> None:
     assert error.__doc__
 
 
-@of_each(OURS)
+@of_ours
 def test_a_class_stands_in_the_tree_of_the_docstring(error: type[CdcError]) -> None:
     assert re.search(rf"\b{error.__name__}\b", errors.__doc__ or "")
 
 
-@of_each(OURS)
+@of_ours
 def test_a_code_lies_in_the_area_of_its_parent(error: type[CdcError]) -> None:
     parents = [p for p in error.__mro__[1:] if issubclass(p, CdcError) and p is not CdcError]
     for parent in parents:
         assert error.code[:5] == parent.code[:5]
 
 
-@of_each(OURS)
+@of_ours
 def test_the_area_decides_usage_and_findings(error: type[CdcError]) -> None:
     expected = AREAS.get(error.code[4])
 
     assert expected is None or error.exit_code == expected
 
 
-@of_each(OURS)
+@of_ours
 def test_a_remedy_is_a_sentence_without_a_full_stop(error: type[CdcError]) -> None:
     assert not error.remedy.endswith(".")
     # a command in quotes or an HTTP verb may begin it, a capitalised sentence may not
     assert not error.remedy[:2].istitle()
 
 
-@of_each(OURS)
+@of_ours
 def test_the_runbook_has_a_section_for_the_code(error: type[CdcError]) -> None:
     assert f"## {error.code} " in _runbook()
 
@@ -147,7 +129,7 @@ def _commands() -> Any:
     return get_command(application())
 
 
-@of_each(all_error_classes())
+@of_all
 def test_a_command_in_a_remedy_is_one_of_ours_with_all_that_it_needs(error: type[CdcError]) -> None:
     for command in COMMAND.findall(error.remedy):
         known, words = _commands(), command.split()[1:]

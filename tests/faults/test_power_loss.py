@@ -68,7 +68,7 @@ def test_whatever_a_death_leaves_holds_what_was_confirmed_once_and_whole_and_the
         tried += 1
         for death in deaths:
             disk.leave(death, left := tmp_path / "left")
-            LogWriter.open(left, IDENTITY, CLOSED)  # it mends a commit that was never confirmed
+            LogWriter.open(left, IDENTITY, CLOSED)  # it repairs a commit that was never confirmed
             assert_whole(left, confirmed)
             if tried % (FOLLOWED if step == 1 else FOLLOWED // 10) == 0:
                 live_on(left, lambda _position: None)

@@ -197,7 +197,7 @@ class KeptShop:
         self._folder.rename(self._kept)
 
     def put(self) -> ShopPipeline:
-        """Put it there anew."""
+        """Replace what is in the folder by a copy of what was made."""
         if self._folder.exists():
             shutil.rmtree(self._folder)
         shutil.copytree(self._kept, self._folder)
