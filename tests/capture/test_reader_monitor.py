@@ -10,6 +10,7 @@ import pytest
 
 from cdc.capture.reader_monitor import add_positions, inexact_tables
 from cdc.catalog import TableProgress
+from cdc.errors import SourceError
 from cdc.postgres.sqlstate import classify_message
 from cdc.table import ReplicaIdentity, TableSchema, TableState
 from tests.faults.capture import capture_table
@@ -69,7 +70,9 @@ def test_a_table_that_is_refused_is_shown_so_until_it_is_captured() -> None:
 def test_the_remedy_of_wal_that_cannot_be_decoded_has_only_commands_that_can_be_copied(
     tmp_path: Path, database: str, reason: str, begins: str
 ) -> None:
-    found = add_positions(classify_message("XX000", reason), capture_table(tmp_path, database).definition)
+    refused = classify_message("XX000", reason)
+    assert isinstance(refused, SourceError)
+    found = add_positions(refused, capture_table(tmp_path, database).definition)
 
     assert found.fix.startswith(begins)
     skip, resync = re.findall(r"'(cdc [^']*)'", found.fix)
