@@ -24,6 +24,7 @@ from cdc.log.small_file_rewrite import RewritingWriter, SmallFileRewriter
 from cdc.log.trim_plan import REQUEST_FILE, Retention, TrimPlan, plan_trim
 from cdc.log.vacuum import vacuum
 from cdc.position import Position
+from cdc.thread_priority import lower_thread_priority
 
 PLAN_EVERY: Final = 30.0
 """Seconds between two plans of a trim; a segment exists for minutes at least."""
@@ -35,6 +36,11 @@ REWRITE_EVERY: Final = 5.0
 """Seconds between two searches for small files.
 
 A writer can add many files in that time, and a search costs a millisecond.
+"""
+NICE_INCREMENT: Final = 10
+"""Amount by which the thread's nice value is increased.
+
+A rewrite of a large segment takes a minute of CPU, and the threads of the stream need the same cores.
 """
 _FAILURES: Final = (CdcError, OSError, DeltaError, pa.ArrowException)
 """Errors of the log's storage and files, after which the thread logs a warning and tries again."""
@@ -102,6 +108,7 @@ class RetentionWorker:
         return trim
 
     def _run(self) -> None:
+        lower_thread_priority(NICE_INCREMENT)
         plan_at = rewrite_at = 0.0
         seconds = CHECK_REMOTE_REQUEST_EVERY if isinstance(self._root, BucketPath) else CHECK_REQUEST_EVERY
         while not self._end.wait(seconds):

@@ -12,9 +12,11 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from threading import Event
 from typing import Final
 
+from cdc.thread_priority import lower_thread_priority
 from pipelines.sinks.delta.delta_target import APP_ID, DeltaTarget
 from pipelines.sinks.delta.file_compaction import files_with_deleted_rows, small_files, together
 from pipelines.sinks.delta.indexed.delta_log import LiveFile
@@ -25,6 +27,8 @@ RATE: Final = 16 << 20
 """Bytes of data files that the thread reads per second."""
 SMALL: Final = 16 << 20
 """Size in bytes below which a data file counts as small. Small files of a target are merged once there are many."""
+NICE_INCREMENT: Final = 10
+"""Amount by which the nice value of the thread is increased, because merges need the same cores."""
 
 
 class RewriteStopped(Exception):
@@ -114,7 +118,8 @@ class BackgroundRewriter:
         if self._running is not None:
             raise ValueError("the thread still rewrites the files of an earlier call")
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(1, thread_name_prefix="rewrite")
+            lower = partial(lower_thread_priority, NICE_INCREMENT)
+            self._pool = ThreadPoolExecutor(1, thread_name_prefix="rewrite", initializer=lower)
         columns, described, pace = target.all_columns.names, target.statistics_columns, _Pace(self._rate, self._stop)
         result = self._pool.submit(table.rewrite, tuple(files), columns, described, pace)
         self._running = _Running(target.uri, table, result)
