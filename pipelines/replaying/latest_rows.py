@@ -45,7 +45,8 @@ from pipelines.folding.fold import FOLDED_ARROW
 from pipelines.folding.keyless_fold import image_texts, net_changes
 from pipelines.folding.spark_fold import FOLDED, fold_frame
 from pipelines.replaying.table_sizes_in_log import TableContents, filter_sink_rows
-from pipelines.sinks.delta.new_file_statistics import DataFile, TargetFolder, columns_with_bounds, statistics
+from pipelines.sinks.delta.new_file_statistics import DataFile, TargetFolder, statistics
+from pipelines.sinks.delta.parquet_options import SAMPLE_ROWS, parquet_options
 from pipelines.sinks.delta.target_columns import RowShape
 
 if TYPE_CHECKING:
@@ -186,8 +187,7 @@ def _keep_newest(rows: pa.Table) -> pa.Table:
 def _write_file(rows: pa.Table, folder: TargetFolder) -> DataFile:
     name = f"part-{uuid.uuid4()}.parquet"
     path = Path(folder.path) / name
-    bounded = columns_with_bounds(rows.schema)
-    pq.write_table(rows, path, compression="snappy", store_schema=False, write_statistics=bounded)
+    pq.write_table(rows, path, store_schema=False, **parquet_options(rows.schema, rows.slice(0, SAMPLE_ROWS)))
     return DataFile(name, path.stat().st_size, rows.num_rows, statistics(rows, folder.statistics_columns))
 
 

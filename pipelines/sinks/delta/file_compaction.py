@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -31,7 +32,8 @@ from pipelines.sinks.delta.indexed.delta_log import (
     new_data_path,
 )
 from pipelines.sinks.delta.indexed.table_storage import TableStorage, plain_schema
-from pipelines.sinks.delta.new_file_statistics import FileStatistics, columns_with_bounds
+from pipelines.sinks.delta.new_file_statistics import FileStatistics
+from pipelines.sinks.delta.parquet_options import SAMPLE_ROWS, parquet_options
 
 DELETED: Final = 4
 """Divisor of the number of rows: a file is rewritten when at least 1/DELETED of its rows is deleted."""
@@ -106,7 +108,7 @@ def write(
         # INT96, which Spark may have written, has years that nanoseconds do not have
         contents = [pq.ParquetFile(file, coerce_int96_timestamp_unit="us") for file in files]
         schema = _common_schema((content.schema_arrow for content in contents), columns)
-        writer = opened.enter_context(_writer(sink, schema))
+        writer = opened.enter_context(pq.ParquetWriter(sink, schema, **parquet_options(schema, _sample(contents))))
         for source, content in zip(sources, contents, strict=True):
             starts.append(statistics.rows)
             deleted, first = rows_of(source.deleted).astype(np.int64), 0
@@ -155,8 +157,11 @@ def commit(storage: TableStorage, files: LiveFiles, done: RewrittenFile, signatu
     return False
 
 
-def _writer(sink: pa.NativeFile, schema: pa.Schema) -> pq.ParquetWriter:
-    return pq.ParquetWriter(sink, schema, compression="snappy", write_statistics=columns_with_bounds(schema))
+def _sample(contents: Sequence[pq.ParquetFile]) -> pa.Table:
+    """Return the first rows of the file with the most rows."""
+    largest = max(contents, key=lambda content: int(content.metadata.num_rows))
+    found = pa.Table.from_batches([*islice(largest.iter_batches(SAMPLE_ROWS), 1)], largest.schema_arrow)
+    return found.cast(plain_schema(found.schema))
 
 
 def _without(storage: TableStorage, file: LiveFile, deleted: BitMap) -> LiveFile:

@@ -46,7 +46,8 @@ from pipelines.sinks.delta.indexed.delta_log import (
 from pipelines.sinks.delta.indexed.key_hashes import hash_keys
 from pipelines.sinks.delta.indexed.key_index import FoundRows, KeyHashes, KeyIndex, PreparedRun
 from pipelines.sinks.delta.indexed.table_storage import TableStorage, plain_schema
-from pipelines.sinks.delta.new_file_statistics import columns_with_bounds, statistics
+from pipelines.sinks.delta.new_file_statistics import statistics
+from pipelines.sinks.delta.parquet_options import SMALL_SAMPLE_ROWS, parquet_options
 from pipelines.sinks.delta.target_columns import OP, POSITION_KEY
 from pipelines.sinks.delta.target_layout import DELETION_VECTORS, partition_text
 
@@ -57,7 +58,6 @@ FEATURES: Final = frozenset(
 NO_VECTORS: Final = "deletion vectors are not enabled"
 _INDEXED_AT_ONCE: Final = 2_000_000
 """Number of rows at which the rows hashed so far are added to an index; each needs 32 bytes of memory."""
-_COMPRESSION: Final = "snappy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -417,8 +417,8 @@ class IndexedTable:
     def _write_file(self, rows: pa.Table, values: Mapping[str, str | None], described: Sequence[str]) -> LiveFile:
         path = new_data_path()
         sink = pa.BufferOutputStream()
-        bounded = columns_with_bounds(rows.schema)
-        pq.write_table(rows.replace_schema_metadata(None), sink, compression=_COMPRESSION, write_statistics=bounded)
+        options = parquet_options(rows.schema, rows.slice(0, SMALL_SAMPLE_ROWS))
+        pq.write_table(rows.replace_schema_metadata(None), sink, **options)
         content = sink.getvalue()
         self._storage.write(path, content)
         return LiveFile(add_action(path, content.size, statistics(rows, described), values))

@@ -42,14 +42,6 @@ class TargetFolder:
     """Columns whose bounds are returned."""
 
 
-def columns_with_bounds(schema: pa.Schema) -> list[str]:
-    """Return the columns whose bounds a Parquet file may contain: all except float columns.
-
-    Parquet bounds ignore NaN, but Spark sorts NaN above all values, so with bounds it would skip rows.
-    """
-    return [field.name for field in schema if not pa.types.is_floating(field.type)]
-
-
 class FileStatistics:
     """Computes the statistics of a data file whose rows are added in parts."""
 
