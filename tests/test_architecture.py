@@ -99,7 +99,7 @@ WIDE = {
     "cdc.capture.startup_checks": 26,
     "cdc.log.audit.drop_file": 18,
     "pipelines.new_sink_check": 14,
-    "pipelines.replaying.latest_rows": 15,
+    "pipelines.replaying.latest_rows": 14,
     "pipelines.replaying.rebuild": 19,
     "pipelines.replaying.replay": 24,
     "pipelines.sinks.delta.staged_targets": 20,

@@ -45,8 +45,7 @@ from pipelines.folding.fold import FOLDED_ARROW
 from pipelines.folding.keyless_fold import image_texts, net_changes
 from pipelines.folding.spark_fold import FOLDED, fold_frame
 from pipelines.replaying.table_sizes_in_log import TableContents, filter_sink_rows
-from pipelines.sinks.delta.new_file_statistics import DataFile, TargetFolder, statistics
-from pipelines.sinks.delta.parquet_options import SAMPLE_ROWS, parquet_options
+from pipelines.sinks.delta.new_data_files import SAMPLE_ROWS, DataFile, TargetFolder, parquet_options, statistics
 from pipelines.sinks.delta.target_columns import RowShape
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from cdc.stores.published_record import TableRecord
 from cdc.table import TableSchema
 from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.delta_target import DeltaTarget, TxnMarker
-from pipelines.sinks.delta.new_file_statistics import DataFile, TargetFolder
+from pipelines.sinks.delta.new_data_files import DataFile, TargetFolder
 from pipelines.sinks.delta.settings import Writer
 from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.sinks.delta.spark_target import ONE_SPARK_WRITE

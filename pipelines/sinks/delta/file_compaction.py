@@ -32,8 +32,7 @@ from pipelines.sinks.delta.indexed.delta_log import (
     new_data_path,
 )
 from pipelines.sinks.delta.indexed.table_storage import TableStorage, plain_schema
-from pipelines.sinks.delta.new_file_statistics import FileStatistics
-from pipelines.sinks.delta.parquet_options import SAMPLE_ROWS, parquet_options
+from pipelines.sinks.delta.new_data_files import SAMPLE_ROWS, FileStatistics, parquet_options
 
 DELETED: Final = 4
 """Divisor of the number of rows: a file is rewritten when at least 1/DELETED of its rows is deleted."""

@@ -46,8 +46,7 @@ from pipelines.sinks.delta.indexed.delta_log import (
 from pipelines.sinks.delta.indexed.key_hashes import hash_keys
 from pipelines.sinks.delta.indexed.key_index import FoundRows, KeyHashes, KeyIndex, PreparedRun
 from pipelines.sinks.delta.indexed.table_storage import TableStorage, plain_schema
-from pipelines.sinks.delta.new_file_statistics import statistics
-from pipelines.sinks.delta.parquet_options import SMALL_SAMPLE_ROWS, parquet_options
+from pipelines.sinks.delta.new_data_files import SMALL_SAMPLE_ROWS, parquet_options, statistics
 from pipelines.sinks.delta.target_columns import OP, POSITION_KEY
 from pipelines.sinks.delta.target_layout import DELETION_VECTORS, partition_text
 

@@ -33,7 +33,7 @@ from cdc.table import TableSchema
 from pipelines.sinks.delta.delta_log_cleanup import CHECKPOINT_EVERY, is_newest, remove_old_commits, write_checkpoint
 from pipelines.sinks.delta.indexed.delta_log import commit_path, new_data_path
 from pipelines.sinks.delta.indexed.table_storage import storage_of
-from pipelines.sinks.delta.new_file_statistics import statistics
+from pipelines.sinks.delta.new_data_files import statistics
 
 CLEAN_EVERY: Final = 100
 """Number of publishes from one clean-up to the next; a clean-up removes expired cuts and overwritten files."""

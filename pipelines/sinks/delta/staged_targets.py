@@ -34,7 +34,7 @@ from cdc.target_names import parked_uri, published_uri
 from pipelines.sinks.delta.dead_letters import DeadLetterTable
 from pipelines.sinks.delta.delta_target import COLUMNS, ERASED, ROWS, STATISTICS, DeltaTarget
 from pipelines.sinks.delta.erase_earlier_versions import erase_earlier, is_marked, mark_to_erase
-from pipelines.sinks.delta.new_file_statistics import delta_bounds
+from pipelines.sinks.delta.new_data_files import delta_bounds
 from pipelines.sinks.delta.published_cuts_table import PublishedTable
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink

@@ -14,7 +14,7 @@ from cdc.config import SinkRule
 from cdc.stores.lake_reader import read_target
 from pipelines.sinks.contract import TargetState
 from pipelines.sinks.delta.bulk_load import BulkLoad
-from pipelines.sinks.delta.new_file_statistics import DataFile, TargetFolder, statistics
+from pipelines.sinks.delta.new_data_files import DataFile, TargetFolder, statistics
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
 from tests.contracts.folded import ORDERS, batch, folded, put

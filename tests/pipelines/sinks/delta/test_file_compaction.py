@@ -425,6 +425,20 @@ def test_files_with_other_columns_get_nulls(many: VectorTable) -> None:
     check_statistics(many.uri, file)
 
 
+def test_the_rows_of_the_largest_file_decide_which_columns_get_a_dictionary(many: VectorTable) -> None:
+    def dictionaries(chosen: Sequence[LiveFile]) -> set[str]:
+        group = pq.ParquetFile(Path(many.uri, written(many, list(chosen)).file.path)).metadata.row_group(0)
+        columns = [group.column(number) for number in range(group.num_columns)]
+        return {column.path_in_schema for column in columns if column.has_dictionary_page} & {"id", "item"}
+
+    many.merge(*(upsert(3, id=number, item="same") for number in range(100, 103)))
+    many.merge(*(upsert(4, id=number, item=f"{number}") for number in range(200, 250)))
+    same, unique = sorted(many.files().by_path.values(), key=lambda file: file.rows or 0)[-2:]
+
+    assert dictionaries([same]) == {"item"}
+    assert dictionaries([same, unique]) == set()
+
+
 def test_what_a_pace_raises_ends_the_rewrite_without_a_file(many: VectorTable) -> None:
     def stop(copied: int) -> None:
         raise InterruptedError(copied)

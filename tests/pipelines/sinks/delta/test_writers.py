@@ -17,7 +17,7 @@ from cdc.config import SinkRule
 from pipelines.sinks.contract import SparkAwaited
 from pipelines.sinks.delta.delta_target import DeltaTarget, TxnMarker
 from pipelines.sinks.delta.merge_source import source_rows
-from pipelines.sinks.delta.new_file_statistics import DataFile, statistics
+from pipelines.sinks.delta.new_data_files import DataFile, statistics
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.sinks.delta.target_columns import POSITION_KEY, RowShape

@@ -1,4 +1,4 @@
-"""Statistics: bounds hold every value of their column, and what cannot be spelled exactly is left out."""
+"""Statistics have bounds that include every value, if they can be exact. Columns get a dictionary if values repeat."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from pipelines.sinks.delta.new_file_statistics import MAX_TEXT_BOUND, statistics
+from pipelines.sinks.delta.new_data_files import LONG, MAX_TEXT_BOUND, parquet_options, statistics
 
 ROWS = pa.table(
     {
@@ -21,6 +22,21 @@ ROWS = pa.table(
         "price": pa.array([Decimal("1.50"), None, None], pa.decimal128(12, 2)),
         "active": [True, None, False],
         "empty": pa.nulls(3, pa.string()),
+    }
+)
+COUNT = 100
+SAMPLED = pa.table(
+    {
+        "unique": pa.array(range(COUNT), pa.int64()),
+        "twice": pa.array([number // 2 for number in range(COUNT)], pa.int64()),
+        "seldom": pa.array([None, *(f"{number}" for number in range(COUNT - 2)), "1"]),
+        "state": pa.array(["paid"] * COUNT),
+        "long": pa.array(["x" * (LONG + 1)] * COUNT),
+        "float": pa.array([1.0] * COUNT),
+        "absent": pa.nulls(COUNT, pa.int32()),
+        "list": pa.array([[number] for number in range(COUNT)], pa.list_(pa.int32())),
+        "map": pa.array([[("k", number)] for number in range(COUNT)], pa.map_(pa.string(), pa.int64())),
+        "struct": pa.array([{"a.b": number, "c": [{"d": 1}]} for number in range(COUNT)]),
     }
 )
 
@@ -60,3 +76,29 @@ def test_a_long_text_is_never_outside_of_its_bounds() -> None:
     found = told(pa.table({"note": [long]}), "note")
     assert found["minValues"] == {"note": long[:MAX_TEXT_BOUND]}
     assert found["maxValues"] == {}
+
+
+def test_only_columns_whose_values_repeat_and_nested_ones_get_a_dictionary() -> None:
+    written = pa.BufferOutputStream()
+    pq.write_table(SAMPLED, written, **parquet_options(SAMPLED.schema, SAMPLED))
+    group = pq.ParquetFile(written.getvalue()).metadata.row_group(0)
+    columns = [group.column(number) for number in range(group.num_columns)]
+
+    assert [column.path_in_schema for column in columns if not column.has_dictionary_page] == [
+        "unique",
+        "seldom",
+        "long",
+    ]
+    assert pq.read_table(pa.BufferReader(written.getvalue())) == SAMPLED
+
+
+def test_a_column_that_the_sample_does_not_have_gets_a_dictionary() -> None:
+    options = parquet_options(SAMPLED.schema, SAMPLED.select(["unique"]))
+
+    assert "unique" not in options["use_dictionary"]
+    assert "twice" in options["use_dictionary"]
+
+
+def test_a_file_has_no_bounds_of_floats_because_they_ignore_nan() -> None:
+    assert "float" not in parquet_options(SAMPLED.schema, SAMPLED)["write_statistics"]
+    assert "unique" in parquet_options(SAMPLED.schema, SAMPLED)["write_statistics"]
