@@ -20,7 +20,7 @@ SIZES = {
 PARTS = {
     "snapshot": ("copy", "stream", "replay"),
     "log": ("append", "compaction", "amplification", "reading", "cold"),
-    "apply": ("throughput", "peer", "large", "random", "indexed", "day"),
+    "apply": ("throughput", "peer", "large", "random", "indexed", "day", "bucket"),
     "freshness": ("small", "large", "tables", "10k", "1m", "10m", "50m"),
     "cost": ("7_tables", "1_table", "100_tables"),
 }

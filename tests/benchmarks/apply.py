@@ -30,7 +30,7 @@ from pipelines.sink_loop import SinkLoop
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.source.data_source import register, rows_between
-from tests.benchmarks import apply_day, apply_indexed, apply_large, apply_random
+from tests.benchmarks import apply_bucket, apply_day, apply_indexed, apply_large, apply_random
 from tests.benchmarks.apply_input import Changes
 from tests.benchmarks.apply_peer import Peer, rows_of
 from tests.benchmarks.figures import Figure
@@ -38,7 +38,7 @@ from tests.benchmarks.figures import Figure
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-PARTS = ("throughput", "peer", "large", "random", "indexed", "day")
+PARTS = ("throughput", "peer", "large", "random", "indexed", "day", "bucket")
 CHANGES, KEYS, RUNS = 5_000_000, 500_000, 3
 QUICK_CHANGES, QUICK_KEYS = 100_000, 10_000
 ROWS, QUICK_ROWS = 50_000_000, 200_000
@@ -57,7 +57,12 @@ def run(
     changes, keys = changes or (QUICK_CHANGES if quick else CHANGES), keys or (QUICK_KEYS if quick else KEYS)
     rows, runs = rows or (QUICK_ROWS if quick else ROWS), runs or (1 if quick else RUNS)
     figures = _figures()
-    for part, alone in (("large", apply_large), ("indexed", apply_indexed), ("day", apply_day)):
+    for part, alone in (
+        ("large", apply_large),
+        ("indexed", apply_indexed),
+        ("day", apply_day),
+        ("bucket", apply_bucket),
+    ):
         for seed in range(runs if part in parts else 0):
             alone.measure(np.random.default_rng(seed), rows, figures)
     if {"throughput", "peer", "random"} & set(parts):
@@ -104,6 +109,7 @@ def _figures() -> dict[str, Figure]:
         **apply_random.figures(),
         **apply_indexed.figures(),
         **apply_day.figures(),
+        **apply_bucket.figures(),
     }
 
 

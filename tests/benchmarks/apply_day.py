@@ -1,7 +1,7 @@
 """A day of updates in a target of the indexed writer: bytes written, and how fast the target is read afterwards.
 
 1 % of the rows change in each of 24 hours: random keys, 1,000 or 10,000 to a batch, each batch published, with
-maintenance. The day passes as fast as the batches do.
+maintenance. The batches follow each other without a pause, and an hour ends when maintenance has nothing left to do.
 
 A batch of k keys in a table of T rows writes new vectors for all files, and a vector has two bytes for each deleted
 row. With b bytes to a row, vectors and rewritten files together write in the long run at least 2·√(T/(k·b)) bytes for a
@@ -25,7 +25,7 @@ from cdc.stores.lake_reader import read_target
 from pipelines.runtime.spark_session import SparkSettings, spark_session
 from pipelines.sinks.delta.maintenance import UpkeepSettings
 from pipelines.sinks.delta.settings import Writer
-from tests.benchmarks.apply_large import Kind, chosen, filled
+from tests.benchmarks.apply_large import Kind, Target, chosen, filled
 from tests.benchmarks.figures import Figure
 
 if TYPE_CHECKING:
@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 
 HOURS, SHARE = 24, 0.01
 BATCHES = {"day_1k": 1_000, "day_10k": 10_000}
-UPKEEP = UpkeepSettings(every=5.0, vacuum_after=30.0, retain=10.0)
+UPKEEP = UpkeepSettings(every=1.0, vacuum_after=30.0, retain=10.0)
+IDLE = 2 * UPKEEP.every
+"""Seconds without a rewrite after which maintenance has nothing left to do."""
 READS = 5
 
 
@@ -58,10 +60,12 @@ def measure(random: np.random.Generator, rows: int, found: dict[str, Figure]) ->
             size = sum(file.stat().st_size for file in Path(target.uri).glob("*.parquet"))
             written, seconds = WrittenBytes(Path(target.uri)), list[float]()
             batches = max(1, int(rows // 5 * SHARE) * HOURS // batch)  # a quick day may be shorter than a batch
-            for _ in range(batches):
+            for number in range(batches):
                 merged, began = target.apply(chosen(random, 0, rows // 5, batch)).seconds, time.perf_counter()
                 target.publish()
                 seconds.append(merged + time.perf_counter() - began)
+                if (number + 1) * HOURS % batches < HOURS:  # the last batch of an hour
+                    _wait_for_maintenance(target)
                 written.count()
             amplification = written.bytes / (batches * batch * size / (rows // 5))
             found[f"write_amplification.indexed.{day}"].values.append(amplification)
@@ -74,6 +78,15 @@ def measure(random: np.random.Generator, rows: int, found: dict[str, Figure]) ->
             with _spark() as session:
                 by_spark = _ratio(partial(_seconds_by_spark, session), target.uri, compacted)
             found[f"read_ratio_by_spark.indexed.{day}"].values.append(by_spark)
+
+
+def _wait_for_maintenance(target: Target) -> None:
+    worked_at = time.monotonic()
+    while time.monotonic() - worked_at < IDLE:
+        target.publish()
+        if target.is_being_rewritten:
+            worked_at = time.monotonic()
+        time.sleep(0.02)
 
 
 class WrittenBytes:
@@ -94,7 +107,11 @@ class WrittenBytes:
 
 
 def _ratio(seconds_of: Callable[[str], float], first: str, second: str) -> float:
-    """Return the median seconds of reading the first target, divided by those of the second; both are read in turn."""
+    """Return the median seconds of reading the first target, divided by those of the second.
+
+    Both are read in turn, and once before that is measured.
+    """
+    seconds_of(first), seconds_of(second)
     seconds = [(seconds_of(first), seconds_of(second)) for _ in range(READS)]
     return float(np.median([one for one, _ in seconds]) / np.median([other for _, other in seconds]))
 

@@ -87,6 +87,8 @@ class Kind:
     bucket: Callable[[np.ndarray], np.ndarray] | None = None
     """By which the rule parts it; None: a file has the keys of a range."""
     upkeep: UpkeepSettings = field(default_factory=UpkeepSettings)
+    bucket_uri: str | None = None
+    """URI of the bucket with the target; None: the target is on the disk."""
 
     def files(self, rows: int) -> Iterator[np.ndarray]:
         """Keys that are written at once."""
@@ -147,6 +149,11 @@ class Target:
         """Close the sink."""
         self._sink.close()
 
+    @property
+    def is_being_rewritten(self) -> bool:
+        """Whether maintenance rewrites files of the target."""
+        return self._sink.parts.rewriter.is_busy()
+
     def publish(self) -> None:
         """Publish the last batch; maintenance follows."""
         assert self._record is not None
@@ -184,7 +191,7 @@ def filled(rows: int, kind: Kind) -> Iterator[Target]:
     try:
         settings = DeltaSettings(
             "lake",
-            f"{folder}/{{schema}}/{{table}}",
+            f"{kind.bucket_uri or folder}/{{schema}}/{{table}}",
             kind.writer,
             rules=kind.rules,
             upkeep=kind.upkeep,
