@@ -1,8 +1,8 @@
 """Rewriting of data files: copies the live rows of some files of a target into one new file, while merges continue.
 
 Two kinds of files are rewritten: files with many deleted rows, and small files. A deletion vector marks a row as
-deleted, but readers still read the row, and its values stay on disk. So a file is rewritten once a quarter of its rows
-is deleted. Each deleted row then costs at most three copied rows, whatever the size of the table. Small files are
+deleted, but readers still read the row, and its values stay on disk. So a file is rewritten once a sixth of its rows
+is deleted. Each deleted row then costs at most five copied rows, whatever the size of the table. Small files are
 merged because every batch adds a file.
 
 `write` may run at the same time as merges. If a merge deletes rows meanwhile, `commit` deletes them in the new file
@@ -34,7 +34,7 @@ from pipelines.sinks.delta.indexed.delta_log import (
 from pipelines.sinks.delta.indexed.table_storage import TableStorage, plain_schema
 from pipelines.sinks.delta.new_data_files import SAMPLE_ROWS, FileStatistics, parquet_options
 
-DELETED: Final = 4
+DELETED: Final = 6
 """Divisor of the number of rows: a file is rewritten when at least 1/DELETED of its rows is deleted."""
 TOGETHER: Final = 32 << 20
 """Maximum total bytes of the data files that are rewritten into one file; a larger file is rewritten alone."""

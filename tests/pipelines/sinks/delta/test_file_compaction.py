@@ -23,6 +23,7 @@ from pyroaring import BitMap
 
 from pipelines.sinks.delta import file_compaction
 from pipelines.sinks.delta.file_compaction import (
+    DELETED,
     TOGETHER,
     RewrittenFile,
     files_with_deleted_rows,
@@ -239,13 +240,16 @@ def left_in(table: VectorTable) -> list[tuple[int, int]]:
     return sorted((file.rows or 0, len(file.deleted)) for file in table.files().by_path.values())
 
 
-def test_the_files_with_a_quarter_of_their_rows_deleted_are_due_the_worst_first(many: VectorTable) -> None:
+def test_the_files_with_a_sixth_of_their_rows_deleted_are_due_the_worst_first(many: VectorTable) -> None:
     assert [len(file.deleted) for file in due_in(many)] == [3, 2, 1]
     few = VectorTable(f"{many.uri}.few")
-    few.merge(*(upsert(1, number, id=number) for number in range(5)))
+    few.merge(*(upsert(1, number, id=number) for number in range(DELETED + 1)))
     few.merge(delete(2, id=3))
-
     assert due_in(few) == []
+
+    few.merge(*(upsert(3, number, id=number + 10) for number in range(DELETED)))
+    few.merge(delete(4, id=10))
+    assert [file.rows for file in due_in(few)] == [DELETED]
 
 
 def test_files_without_a_known_number_of_rows_are_not_due(many: VectorTable) -> None:
