@@ -228,7 +228,8 @@ class SinkLoop:
             self._sink.publish(record)
         self._published = record
         self.quarantine.confirm_published()
-        rows = {r: batch.rows_of(r).num_rows for r in changed}
+        counts = batch.count_rows()
+        rows = {relation: counts.get(relation, 0) for relation in changed}
         self._progress.record_published(record, lag=median_lag(batch.images), rows=rows)
 
     def _is_large(self, end: Position) -> bool:

@@ -60,12 +60,22 @@ class FoldedBatch:
 
     def rows_of(self, relation: int) -> pa.Table:
         """Return the rows of `images` that belong to one relation."""
-        return self.images.filter(pc.equal(self.images["relation"], relation))
+        relations = self.images["relation"]
+        if pc.min_max(relations).as_py() == {"min": relation, "max": relation}:  # a copy of large images takes long
+            return self.images
+        return self.images.filter(pc.equal(relations, relation))
+
+    def count_rows(self) -> dict[int, int]:
+        """Return relation → number of its rows in `images`."""
+        counts = self.images["relation"].value_counts()
+        return dict(zip(counts.field("values").to_pylist(), counts.field("counts").to_pylist(), strict=True))
 
 
 def split_by_table(folded: pa.Table) -> FoldedBatch:
     """Split FOLDED_ARROW rows into images and control events by relation."""
     is_image = pc.is_in(folded["op"], pa.array(sorted(ROW_OPERATIONS)))
+    if pc.all(is_image).as_py():
+        return FoldedBatch(folded)
     controls: dict[int, ControlEvents] = {}
     control_rows = folded.filter(pc.invert(is_image)).select(_CONTROL)
     control_rows = control_rows.set_column(0, "committed_at", control_rows["committed_at"].cast(pa.int64()))
