@@ -299,7 +299,9 @@ class IndexedTable:
                 continue
             here = np.flatnonzero(found.files == number)
             rows = found.rows[here]
-            gone = self.files.by_path[path].deleted & BitMap(rows.astype(np.uint32))
+            gone = self.files.by_path[path].deleted
+            if rows.size < len(gone):  # so that a few rows do not make an array of a large bitmap necessary
+                gone = gone & BitMap(rows.astype(np.uint32))
             keep[here] = ~np.isin(rows, rows_of(gone)) if gone else True
         return FoundRows(numbers[found.wanted[keep]], found.files[keep], found.rows[keep])
 
