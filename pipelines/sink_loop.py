@@ -228,8 +228,7 @@ class SinkLoop:
             self._sink.publish(record)
         self._published = record
         self.quarantine.confirm_published()
-        counts = batch.count_rows()
-        rows = {relation: counts.get(relation, 0) for relation in changed}
+        rows = batch.count_rows(changed)
         self._progress.record_published(record, lag=median_lag(batch.images), rows=rows)
 
     def _is_large(self, end: Position) -> bool:

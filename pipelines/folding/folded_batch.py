@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -65,10 +65,11 @@ class FoldedBatch:
             return self.images
         return self.images.filter(pc.equal(relations, relation))
 
-    def count_rows(self) -> dict[int, int]:
-        """Return relation → number of its rows in `images`."""
+    def count_rows(self, relations: Iterable[int]) -> dict[int, int]:
+        """Return relation → number of its rows in `images`, for the given relations."""
         counts = self.images["relation"].value_counts()
-        return dict(zip(counts.field("values").to_pylist(), counts.field("counts").to_pylist(), strict=True))
+        found = dict(zip(counts.field("values").to_pylist(), counts.field("counts").to_pylist(), strict=True))
+        return {relation: found.get(relation, 0) for relation in relations}
 
 
 def split_by_table(folded: pa.Table) -> FoldedBatch:

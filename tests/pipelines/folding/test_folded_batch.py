@@ -33,7 +33,7 @@ def test_images_and_control_events_are_divided_by_relation() -> None:
 
     assert batch.relations == [1, 2, 3]
     assert [batch.rows_of(relation)["key"].to_pylist() for relation in batch.relations] == [[["a"]], [["b"]], []]
-    assert batch.count_rows() == {1: 1, 2: 1}
+    assert batch.count_rows([1, 2, 3]) == {1: 1, 2: 1, 3: 0}
     assert (batch.controls[1].truncated, batch.controls[1].generation) == ((7, 0), 4)
     assert batch.controls[1].endings == (GenerationEnd(7, 0, COMMITTED_US), GenerationEnd(9, 0, COMMITTED_US, 4))
     assert batch.controls[3].schema == ORDERS
@@ -47,10 +47,10 @@ def test_a_batch_of_one_table_is_not_copied() -> None:
     assert batch.images is folded
     assert batch.rows_of(1) is folded
     assert batch.rows_of(2).num_rows == 0
-    assert batch.count_rows() == {1: 2}
+    assert batch.count_rows([1]) == {1: 2}
 
 
 def test_a_batch_without_rows_has_none_of_any_table() -> None:
     batch = split_by_table(FOLDED_ARROW.empty_table())
 
-    assert (batch.relations, batch.count_rows(), batch.rows_of(1).num_rows) == ([], {}, 0)
+    assert (batch.relations, batch.count_rows([1]), batch.rows_of(1).num_rows) == ([], {1: 0}, 0)
