@@ -76,7 +76,7 @@ def _repeats(field: pa.Field, sample: pa.Table | pa.RecordBatch) -> bool:
     if pa.types.is_nested(field.type) or field.name not in sample.schema.names:
         return True
     values = sample.column(field.name)
-    if pa.types.is_null(values.type):
+    if pa.types.is_null(values.type) or pa.types.is_dictionary(values.type):  # Arrow cannot count their values
         return True
     if values.nbytes > LONG * len(values):
         return False

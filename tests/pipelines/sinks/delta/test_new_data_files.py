@@ -33,6 +33,7 @@ SAMPLED = pa.table(
         "state": pa.array(["paid"] * COUNT),
         "long": pa.array(["x" * (LONG + 1)] * COUNT),
         "float": pa.array([1.0] * COUNT),
+        "encoded": pa.array([f"{number}" for number in range(COUNT)]).dictionary_encode(),
         "absent": pa.nulls(COUNT, pa.int32()),
         "list": pa.array([[number] for number in range(COUNT)], pa.list_(pa.int32())),
         "map": pa.array([[("k", number)] for number in range(COUNT)], pa.map_(pa.string(), pa.int64())),
