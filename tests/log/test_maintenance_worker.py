@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from threading import Event
+from threading import Event, get_native_id
 from typing import Any
 
 import pytest
 
 from cdc.log.consumers import FOLDER, Consumer, register
-from cdc.log.maintenance_worker import RetentionWorker
+from cdc.log.maintenance_worker import NICE_INCREMENT, RetentionWorker
 from cdc.log.reader import LogReader
 from cdc.log.removed_file_records import list_removals
 from cdc.log.small_file_rewrite import CLOSED_MIN_SAVING
@@ -83,6 +85,22 @@ def _woken() -> Event:
 def _trimmer(tmp_path: Path, woken: Event) -> Iterator[RetentionWorker]:
     with RetentionWorker(tmp_path, KEPT, woken.set) as trimmer:
         yield trimmer
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere only a process has a priority")
+@pytest.mark.usefixtures("writer")
+def test_the_thread_has_a_lower_priority_than_the_stream(tmp_path: Path, woken: Event) -> None:
+    own, found = os.getpriority(os.PRIO_PROCESS, 0), list[int]()
+
+    def wake() -> None:
+        found.append(os.getpriority(os.PRIO_PROCESS, get_native_id()))
+        woken.set()
+
+    compact(tmp_path, 40)
+    request_trim(tmp_path)
+    with RetentionWorker(tmp_path, KEPT, wake):
+        assert woken.wait(60)
+    assert found[0] == min(19, own + NICE_INCREMENT)
 
 
 def test_the_committing_thread_is_woken_and_trims(

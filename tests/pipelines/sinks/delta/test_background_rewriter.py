@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from threading import Event
+from threading import enumerate as enumerate_threads
 
 import pytest
 from deltalake import DeltaTable
 
-from pipelines.sinks.delta.background_rewriter import BackgroundRewriter, RewriteStopped, _Pace
+from pipelines.sinks.delta.background_rewriter import NICE_INCREMENT, BackgroundRewriter, RewriteStopped, _Pace
 from pipelines.sinks.delta.delta_target import DeltaTarget
 from pipelines.sinks.delta.indexed.delta_log import LiveFiles
 from pipelines.sinks.delta.indexed.table_storage import LocalStorage
@@ -54,6 +57,17 @@ def test_small_files_are_merged_and_found_by_later_merges(opened: Opened, rewrit
 
     assert opened.merge(200, put(1, "new", 190), gone(2, 191)) == {0: "0", 1: "new", 3: "3", 4: "4", 5: "5"}
     assert files_of(opened) == [(1, 0), (6, 2)]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere only a process has a priority")
+def test_the_thread_has_a_lower_priority_than_merges(opened: Opened, rewriter: BackgroundRewriter) -> None:
+    before = {thread.native_id for thread in enumerate_threads()}
+    rewriter.start_merge_of_small_files(opened.target)
+    (new,) = {thread.native_id for thread in enumerate_threads() if thread.name.startswith("rewrite")} - before
+    assert rewriter.finish(targets(opened), wait=True)
+
+    assert new is not None
+    assert os.getpriority(os.PRIO_PROCESS, new) == min(19, os.getpriority(os.PRIO_PROCESS, 0) + NICE_INCREMENT)
 
 
 def test_merges_go_on_while_files_are_rewritten(opened: Opened, rewriter: BackgroundRewriter) -> None:
