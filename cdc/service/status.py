@@ -1,6 +1,6 @@
 """Pipeline status: state, lags and problems, computed from the catalog's rows and the time.
 
-Processes report every one to three seconds. If the last report of a process is older than REPORT_MAX_AGE and does not
+Processes report at least every three seconds. If the last report of a process is older than REPORT_MAX_AGE and does not
 say that the process ended, the state of the process is `stale`. The lags of a stale, stopped or failed process grow
 with the clock.
 """

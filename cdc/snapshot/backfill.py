@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from enum import Enum, auto
-from functools import partial
 from threading import Event, Lock
 from typing import Any, Final
 
@@ -235,8 +234,7 @@ class Backfill:
         readers = [self._chunk_copier(schema, n) for n in range(len(self._conns) if plan.parallel else 1)]
         try:
             # low priority: the stream's threads process changes and these rows, and must not wait for this pool
-            lower = partial(lower_thread_priority, NICE_INCREMENT)
-            with ThreadPoolExecutor(len(readers), thread_name_prefix="copy", initializer=lower) as pool:
+            with ThreadPoolExecutor(len(readers), "copy", lower_thread_priority, (NICE_INCREMENT,)) as pool:
                 running = {pool.submit(reader.copy, plan, self._budget, on_durable) for reader in readers}
                 try:
                     self._oversee(running)

@@ -12,7 +12,6 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from threading import Event
 from typing import Final
 
@@ -118,8 +117,7 @@ class BackgroundRewriter:
         if self._running is not None:
             raise ValueError("the thread still rewrites the files of an earlier call")
         if self._pool is None:
-            lower = partial(lower_thread_priority, NICE_INCREMENT)
-            self._pool = ThreadPoolExecutor(1, thread_name_prefix="rewrite", initializer=lower)
+            self._pool = ThreadPoolExecutor(1, "rewrite", lower_thread_priority, (NICE_INCREMENT,))
         columns, described, pace = target.all_columns.names, target.statistics_columns, _Pace(self._rate, self._stop)
         result = self._pool.submit(table.rewrite, tuple(files), columns, described, pace)
         self._running = _Running(target.uri, table, result)

@@ -300,7 +300,7 @@ class IndexedTable:
             here = np.flatnonzero(found.files == number)
             rows = found.rows[here]
             gone = self.files.by_path[path].deleted
-            if rows.size < len(gone):  # so that a few rows do not make an array of a large bitmap necessary
+            if rows.size < len(gone):  # a bitmap of more rows takes longer than an array of all deleted rows
                 gone = gone & BitMap(rows.astype(np.uint32))
             keep[here] = ~np.isin(rows, rows_of(gone)) if gone else True
         return FoundRows(numbers[found.wanted[keep]], found.files[keep], found.rows[keep])
