@@ -78,7 +78,7 @@ def test_prepared_transactions_come_at_their_commit_in_the_order_of_the_commits(
     run_sql(capturing.dsn, *EARLIER)
     prepare(capturing)
     capturing.settle()
-    assert told(capturing) == ORDER[:3]
+    assert names_in_log(capturing) == ORDER[:3]
     if died in {"reader", "both"}:
         reader.kill()
         assert reader.wait() == KILLED
@@ -89,11 +89,11 @@ def test_prepared_transactions_come_at_their_commit_in_the_order_of_the_commits(
         reader = capturing.reader()
     run_sql(capturing.dsn, *COMMITS)
     assert_exact(capturing, oracle)
-    assert told(capturing) == ORDER
+    assert names_in_log(capturing) == ORDER
     assert reader.poll() is None
 
 
-def told(pipeline: Pipeline) -> list[str]:
+def names_in_log(pipeline: Pipeline) -> list[str]:
     """The values of the changes in the log's order, each once."""
     log = LogReader(pipeline.log)
     batches = log.rows(Position(0), log.durable or Position(0))

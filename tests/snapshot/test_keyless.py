@@ -1,4 +1,4 @@
-"""A table without a key on a real server begins anew beside its writers: the log is the table, row for equal row."""
+"""A table without a key is copied again while others write to it: the log is the table, row for equal row."""
 
 from __future__ import annotations
 
@@ -65,8 +65,10 @@ class Beside(Reading):
         self._conn.close()
         super().__exit__(kind, error, trace)
 
-    def anew(self, *, before: Hook = nothing, under: Hook = nothing, after: Hook = nothing, **said: Any) -> PlacedRows:
-        """Begin the table anew; hooks: in the window before the snapshot, under it, and when the rows are in hand."""
+    def recopy(
+        self, *, before: Hook = nothing, under: Hook = nothing, after: Hook = nothing, **said: Any
+    ) -> PlacedRows:
+        """Copy the table again; hooks: in the window before the snapshot, under it, and when the rows are in hand."""
         (schema,) = self.held.log.schemas().values()
         while True:
             token = uuid4().hex
@@ -140,7 +142,7 @@ def test_what_vanished_unseen_vanishes_from_the_log(beside: Beside) -> None:
     )
     beside.caught_up()
     assert in_log(held) != in_source(held)
-    assert beside.anew().rows == len(in_source(held))
+    assert beside.recopy().rows == len(in_source(held))
     beside.caught_up()
     assert in_log(held) == in_source(held)
 
@@ -155,7 +157,7 @@ def test_a_transaction_counts_once_wherever_it_stands_to_the_snapshot(beside: Be
         with conn.transaction(force_rollback=True):
             conn.execute("INSERT INTO t VALUES (1, 'rolled back')")
         conn.execute("INSERT INTO t SELECT 5, NULL FROM generate_series(1, 3)")
-        placed = beside.anew(
+        placed = beside.recopy(
             before=lambda: run_sql(held.dsn, "INSERT INTO t SELECT 6, 'twice' FROM generate_series(1, 2)", delete),
             under=lambda: run_sql(held.dsn, delete, "UPDATE t SET a = 8 WHERE a = 9"),
             after=lambda: all([conn.execute("COMMIT"), conn.execute("BEGIN"), run_sql(held.dsn, delete)]),  # type: ignore[func-returns-value]
@@ -175,7 +177,7 @@ def test_a_prepared_transaction_counts_when_it_is_committed(tmp_path: Path) -> N
         held = captured(tmp_path, server.dsn())
         with Beside(held) as beside, connect(held.dsn) as conn:
             conn.execute(prepare + "PREPARE TRANSACTION 'one'")
-            placed = beside.anew(after=lambda: run_sql(held.dsn, "COMMIT PREPARED 'one'"))
+            placed = beside.recopy(after=lambda: run_sql(held.dsn, "COMMIT PREPARED 'one'"))
             assert placed.rows == 500
             beside.caught_up()
             assert in_log(held) == in_source(held)
@@ -190,7 +192,7 @@ def test_a_truncate_in_the_window_has_the_table_read_again(beside: Beside) -> No
         if len(tries) == 1:
             run_sql(held.dsn, "TRUNCATE t", "INSERT INTO t VALUES (3, 'three')")
 
-    assert beside.anew(after=empty_once).rows == 1
+    assert beside.recopy(after=empty_once).rows == 1
     assert len(tries) == 2
     beside.caught_up()
     assert in_log(held) == in_source(held) == [("3", "three")]
@@ -200,7 +202,7 @@ def test_beside_writers_it_is_the_table_each_time(beside: Beside) -> None:
     held = beside.held
     with writers(held.dsn) as counts:
         for _ in range(2):
-            beside.anew(before=partial(more, counts), after=partial(more, counts))
+            beside.recopy(before=partial(more, counts), after=partial(more, counts))
     beside.caught_up()
     assert in_log(held) == in_source(held)
 

@@ -304,7 +304,7 @@ def test_rules_that_cannot_be_read_leave_the_old_ones_and_tables_that_cannot_be_
             refused = {table.topic: table.reason or "" for table in recorded}
             assert refused.keys() == {f"public.{name}" for name in UNFIT}
             assert all(says in refused[f"public.{name}"] for name, (_, _, says) in UNFIT.items()), refused
-        run_sql(held.dsn, *(mended for _, mended, _ in UNFIT.values()))
+        run_sql(held.dsn, *(repair for _, repair, _ in UNFIT.values()))
         said = look(running)
         assert (sorted(said["added"]), said["refused"]) == (["public.bare", "public.fast", "public.late"], {})
         assert [table for table in running.catalog.tables.ls("held") if table.state == "refused"] == []

@@ -1,4 +1,4 @@
-"""Tables whose history is kept: through the loop, built anew, and from a log whose beginning is compacted."""
+"""Tables whose history is kept: through the loop, built again, and from a log whose beginning is compacted."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def applied(ground: ShopPipeline, asked: DeltaSinkDefinition, ends: list[int]) -
 
 
 def rebuilt(ground: ShopPipeline, asked: DeltaSinkDefinition, means: RebuildContext | None = None) -> Published:
-    """The sink built anew from the log."""
+    """The sink built again from the log."""
     log, sink = LogReader(ground.folder / "log"), build_sink(asked)
     upto = Position(log.durable or 0)
     sink.open(log.log_id)
@@ -99,13 +99,13 @@ def test_a_sink_keeps_one_table_as_versions_and_another_as_every_change_also_whe
     assert sorted(late, key=repr) == [("c", 7, "after"), ("c", 8, "too"), ("t", None, None), ("u", 7, "later")]
     (end,) = [r for r in found["shop.items"] if r["_op"] == "g"]
     assert end["_generation"] == 1_000
-    assert tables(rebuilt(ground, wanted(tmp_path, "anew", RULES))) == found
+    assert tables(rebuilt(ground, wanted(tmp_path, "again", RULES))) == found
 
 
 def test_a_target_with_marked_rows_that_is_built_anew_is_the_one_that_was_applied(tmp_path: Path) -> None:
     ground = make_shop(tmp_path / "shop")
     found = tables(applied(ground, wanted(tmp_path, "lake", MARKED), [1_100, 1_300, END]))
-    assert tables(rebuilt(ground, wanted(tmp_path, "anew", MARKED))) == found
+    assert tables(rebuilt(ground, wanted(tmp_path, "again", MARKED))) == found
 
 
 def in_mode(ground: ShopPipeline, rules: list[dict[str, Any]]) -> ShopPipeline:
@@ -132,7 +132,7 @@ def test_a_replay_makes_another_mode_of_a_target_and_the_sink_goes_on_with_it(tm
 
     assert replay(changed.definition, ReplayOptions(sink="lake", end="0/4B0")).ok  # 1,200
     found = tables(applied(changed, asked, [1_300, END]))
-    assert found == tables(rebuilt(ground, wanted(tmp_path, "anew", asked.model_dump()["rules"])))
+    assert found == tables(rebuilt(ground, wanted(tmp_path, "again", asked.model_dump()["rules"])))
 
     assert replay(ground.definition, ReplayOptions(sink="lake")).ok
     assert [row["note"] for row in ground.lake()["shop.orders"] if row["id"] == 1] == ["newest"]
@@ -157,7 +157,7 @@ def test_a_history_begins_with_the_state_at_the_horizon_of_a_trimmed_log(tmp_pat
         assert sorted(current, key=lambda row: row["id"]) == expected[topic]
         assert all(row["__END_AT"] > horizon for row in rows if row["__END_AT"] is not None)
         assert any(row["__END_AT"] is not None for row in rows)
-    assert tables(rebuilt(twins.cut, wanted(tmp_path, "anew", asked.model_dump()["rules"]))) == found
+    assert tables(rebuilt(twins.cut, wanted(tmp_path, "again", asked.model_dump()["rules"]))) == found
 
 
 def test_a_sink_that_fell_behind_the_horizon_stops_and_does_not_go_on_with_a_gap(tmp_path: Path) -> None:
@@ -206,9 +206,9 @@ def test_the_state_at_the_horizon_may_be_more_than_the_driver_holds(tmp_path: Pa
     end = twins.append(6)
     asked = wanted(tmp_path, "lake", [{"match": "*.*", "stored_as_scd_type": 2}])
     found = tables(applied(twins.cut, asked, [horizon, end]))
-    anew = wanted(tmp_path, "anew", asked.model_dump()["rules"])
+    rebuilding = wanted(tmp_path, "again", asked.model_dump()["rules"])
     means = RebuildContext(spark=lambda: spark, executors_can_write=lambda: False, large=1, part=10)
-    assert tables(rebuilt(twins.cut, anew, means)) == found
+    assert tables(rebuilt(twins.cut, rebuilding, means)) == found
 
 
 def test_a_table_that_stayed_behind_catches_up_in_parts(tmp_path: Path) -> None:

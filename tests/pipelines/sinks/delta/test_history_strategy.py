@@ -31,7 +31,7 @@ def test_a_column_that_was_left_out_does_not_come_back_by_another_list_or_anothe
     renamed = replace(
         TABLE, columns=tuple(replace(c, name="secret" if c.name == "plain" else c.name) for c in TABLE.columns)
     )
-    told = log_row(RELATION, (positions[-1] + 1, 0), "s", payload=renamed.to_json())
+    schema = log_row(RELATION, (positions[-1] + 1, 0), "s", payload=renamed.to_json())
     for keeping, settings in SETTINGS.items():
         place, without = f"{tmp_path}/{keeping}", settings.model_copy(update={"except_column_list": ("plain",)})
         first = Lake(place, without)
@@ -39,7 +39,7 @@ def test_a_column_that_was_left_out_does_not_come_back_by_another_list_or_anothe
         with pytest.raises(SchemaNotApplicable, match="column 'plain' was excluded"):
             Lake(place, settings).apply(rows, positions[2], positions[-1])
         with pytest.raises(SchemaNotApplicable, match="column 'secret' was excluded"):
-            Lake(place, without).apply([*rows, told], positions[2], positions[-1] + 1)
+            Lake(place, without).apply([*rows, schema], positions[2], positions[-1] + 1)
 
 
 def test_an_added_column_is_filled_in_old_versions_and_begins_none(tmp_path: Path) -> None:
@@ -59,9 +59,9 @@ def test_an_added_column_is_filled_in_old_versions_and_begins_none(tmp_path: Pat
 
 
 # whether the driver knows the columns of before, or finds them in the target, does not depend on the mode
-@pytest.mark.parametrize(("keeping", "told"), in_one_mode())
+@pytest.mark.parametrize(("keeping", "is_published"), in_one_mode())
 def test_after_a_crash_a_default_goes_to_the_rows_that_are_older_than_its_column_and_to_no_other(
-    tmp_path: Path, keeping: HistoryMode, told: bool
+    tmp_path: Path, keeping: HistoryMode, is_published: bool
 ) -> None:
     wider = replace(TABLE, columns=(*TABLE.columns, column(5, "grade", missing="new")))
     rows = [
@@ -70,11 +70,11 @@ def test_after_a_crash_a_default_goes_to_the_rows_that_are_older_than_its_column
         log_row(RELATION, (6, 1), "c", key=["2"], after={1: "2", 5: "own"}),
         log_row(RELATION, (6, 2), "c", key=["3"], after={1: "3", 5: None}),
     ]
-    lake, began = Lake(str(tmp_path), SETTINGS[keeping]), 5 if told else 0
+    lake, began = Lake(str(tmp_path), SETTINGS[keeping]), 5 if is_published else 0
     record = lake.apply(rows, 0, 5)
-    if told:
+    if is_published:
         lake.publish(record, 5)
-    for upto in (6, 7):  # neither was told of, and the next driver begins where the last one did
+    for upto in (6, 7):  # neither is published, and the next driver begins where the last one did
         lake.start()
         lake.apply(rows, began, upto, wider)
 
