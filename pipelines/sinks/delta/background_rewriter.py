@@ -26,6 +26,10 @@ RATE: Final = 16 << 20
 """Bytes of data files that the thread reads per second."""
 SMALL: Final = 16 << 20
 """Size in bytes below which a data file counts as small. Small files of a target are merged once there are many."""
+MERGE_ABOVE: Final = 32
+"""Number of new files of a target after which its small files are merged. The indexed writer does not open all files of
+a target, but readers do.
+"""
 NICE_INCREMENT: Final = 10
 """Amount by which the nice value of the thread is increased, because merges need the same cores."""
 

@@ -26,7 +26,7 @@ from cdc.log.checkpoint_rows import RETENTION
 from cdc.stores.cut_retention import KEEP_ALL_FOR
 from cdc.stores.unsupported_table_features import unsupported_features
 from cdc.target_names import RELATION_COLUMN
-from pipelines.sinks.delta.background_rewriter import SMALL, BackgroundRewriter
+from pipelines.sinks.delta.background_rewriter import MERGE_ABOVE, SMALL, BackgroundRewriter
 from pipelines.sinks.delta.delta_log_cleanup import (
     data_paths_of,
     expired_log_files,
@@ -370,7 +370,7 @@ class TargetMaintenance:
             return False
         if turn.rewrite_due > self._clock():
             return False
-        if many > COMPACT_ABOVE:
+        if many > MERGE_ABOVE:
             if rewriter.start_merge_of_small_files(target):
                 return True
             turn.left += many
