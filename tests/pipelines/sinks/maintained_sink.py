@@ -43,7 +43,8 @@ class MaintainedSink:
     def __post_init__(self) -> None:
         self.path = f"{self.folder}/{{schema}}/{{table}}"
         self.uri = f"{self.folder}/shop/orders"
-        self.sink = DeltaSink(DeltaSettings("lake", self.path, self.writer, upkeep=UpkeepSettings(every=0)))
+        settings = DeltaSettings("lake", self.path, self.writer, upkeep=UpkeepSettings(every=0), inline_rows=0)
+        self.sink = DeltaSink(settings)
         self.sink.open(LOG)
         self.upkeep = TargetMaintenance(self.settings, self.clock, self.sink.parts.rewriter)
 
