@@ -157,7 +157,12 @@ class IndexedTable:
         raise CommitFailedError("other clients committed to the table during each attempt to merge the batch")
 
     def read_commits(self, version: int = -1) -> None:
-        """Read the commits of other writers, at least up to `version`. Raises LogNotReadable and DamagedVector."""
+        """Read the commits of other writers, at least up to `version`. Raises LogNotReadable and DamagedVector.
+
+        Nothing is read if this table is already at `version`: the caller knows that this is the newest one.
+        """
+        if self.files.version == version and self.files.is_complete:
+            return
         self.files.advance()
         if self.files.version < version:  # commits in between were removed from `_delta_log`
             self.files = LiveFiles.read(self._storage, inline_rows=self.files.inline_rows)

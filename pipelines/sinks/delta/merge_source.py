@@ -133,10 +133,10 @@ def keyless_source(
 
 def split_partial(images: pa.Table) -> tuple[pa.Table, pa.Table]:
     """Split folded rows into two tables: first deletes and complete upserts, then partial upserts."""
-    incomplete = pc.invert(pc.fill_null(images["complete"], fill_value=True))
-    if not pc.any(incomplete).as_py():
+    complete = images["complete"]
+    if not any(chunk.false_count for chunk in complete.chunks):
         return images, images.slice(0, 0)
-    partial = pc.and_(pc.equal(images["op"], "u"), incomplete)
+    partial = pc.and_(pc.equal(images["op"], "u"), pc.invert(pc.fill_null(complete, fill_value=True)))
     return images.filter(pc.invert(partial)), images.filter(partial)
 
 

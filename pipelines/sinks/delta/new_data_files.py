@@ -25,6 +25,11 @@ SAMPLE_ROWS: Final = 1 << 15
 """Number of rows from which the dictionaries of a large file are chosen; counting takes about 2 ms for a column."""
 SMALL_SAMPLE_ROWS: Final = 1 << 10
 """Number of rows from which the dictionaries of the small file of a batch are chosen."""
+FEW_ROWS: Final = 64
+"""Number of rows up to which a file gets no dictionary, and its bounds are computed in Python.
+
+For so few rows, a call of Arrow takes longer than the work that it does.
+"""
 REPEATED: Final = 2
 """Minimum average number of times that a value of the sample occurs, for a column with a dictionary."""
 LONG: Final = 1024
@@ -59,10 +64,11 @@ class TargetFolder:
 
 def parquet_options(schema: pa.Schema, sample: pa.Table | pa.RecordBatch) -> dict[str, Any]:
     """Return the arguments of `pq.ParquetWriter` for a file with this schema. sample: some rows of the file."""
+    repeating = [] if sample.num_rows <= FEW_ROWS else [field for field in schema if _repeats(field, sample)]
     return {
         "compression": "snappy",
         "write_statistics": [field.name for field in schema if _has_bounds(field.type)],
-        "use_dictionary": [path for field in schema if _repeats(field, sample) for path in _leaves(field, field.name)],
+        "use_dictionary": [path for field in repeating for path in _leaves(field, field.name)],
     }
 
 
@@ -136,6 +142,9 @@ class FileStatistics:
 
 
 def _min_and_max(values: pa.Array | pa.ChunkedArray) -> pa.Array:
+    if len(values) <= FEW_ROWS and (pa.types.is_integer(values.type) or pa.types.is_string(values.type)):
+        known = [value for value in values.to_pylist() if value is not None]
+        return pa.array([min(known), max(known)], values.type)
     return pa.array(pc.min_max(values).values(), values.type)
 
 

@@ -116,10 +116,12 @@ class OpenTargets:
         replaced: the batch ends a full copy that replaces every row. Raises SchemaNotApplicable for a schema change
         that needs a full copy. Raises TargetRulesChanged if the target has a column that the rules leave out.
         """
-        self._settings.target_rules.check_left_out(target.uri, target.columns, batch.schema)
+        settings = self._settings.of(batch.schema.topic)
+        if settings.column_list or settings.except_column_list:
+            self._settings.target_rules.check_left_out(target.uri, target.columns, batch.schema)
         before = self._published.schema_of(batch.schema.relation)
         target.set_key(batch.schema, before, replaced=batch.ends_copy)
-        ignored = self._settings.of(batch.schema.topic).schema_changes is SchemaChanges.IGNORE
+        ignored = settings.schema_changes is SchemaChanges.IGNORE
         if not ignored and not replaced and target.columns_changed_upto <= batch.upto:
             check_left_out(self.shape(batch.schema).schema, before, target.columns)
 

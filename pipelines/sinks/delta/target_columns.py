@@ -194,6 +194,9 @@ class TablePlans:
         a rule with `merge_tables` may share a path.
         """
         with self._owners_lock:
+            known = self._owners.get(uri)
+            if known is not None and (known.relation, known.topic) == (schema.relation, schema.topic):
+                return
             for other, owner in self._owners.items():
                 conflicts = owner.relation != schema.relation and owner.topic != schema.topic
                 if other == uri and self._sharing_rule(owner.topic) is not None:

@@ -164,6 +164,11 @@ class LiveFiles:
             raise LogNotReadable("commits are missing in _delta_log")
         return found
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether the deletion vectors of all live files were read."""
+        return not self._unread
+
     def advance(self, upto: int | None = None) -> None:
         """Read the commits after `version`, at most to version `upto`.
 

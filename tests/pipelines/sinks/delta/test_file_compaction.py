@@ -436,8 +436,8 @@ def test_the_rows_of_the_largest_file_decide_which_columns_get_a_dictionary(many
         columns = [group.column(number) for number in range(group.num_columns)]
         return {column.path_in_schema for column in columns if column.has_dictionary_page} & {"id", "item"}
 
-    many.merge(*(upsert(3, id=number, item="same") for number in range(100, 103)))
-    many.merge(*(upsert(4, id=number, item=f"{number}") for number in range(200, 250)))
+    many.merge(*(upsert(3, id=number, item="same") for number in range(100, 200)))
+    many.merge(*(upsert(4, id=number, item=f"{number}") for number in range(200, 350)))
     same, unique = sorted(many.files().by_path.values(), key=lambda file: file.rows or 0)[-2:]
 
     assert dictionaries([same]) == {"item"}

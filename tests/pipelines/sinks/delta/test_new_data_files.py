@@ -10,8 +10,16 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from pipelines.sinks.delta.new_data_files import LONG, MAX_TEXT_BOUND, parquet_options, statistics
+from pipelines.sinks.delta.new_data_files import (
+    FEW_ROWS,
+    LONG,
+    MAX_TEXT_BOUND,
+    parquet_options,
+    statistics,
+)
 
 ROWS = pa.table(
     {
@@ -98,6 +106,25 @@ def test_a_column_that_the_sample_does_not_have_gets_a_dictionary() -> None:
 
     assert "unique" not in options["use_dictionary"]
     assert "twice" in options["use_dictionary"]
+
+
+def test_a_file_with_few_rows_gets_no_dictionary() -> None:
+    assert parquet_options(SAMPLED.schema, SAMPLED.slice(0, FEW_ROWS))["use_dictionary"] == []
+    assert parquet_options(SAMPLED.schema, SAMPLED.slice(0, FEW_ROWS + 1))["use_dictionary"] != []
+
+
+NUMBERS = st.lists(st.none() | st.integers(-(1 << 63), (1 << 63) - 1), max_size=5)
+TEXTS = st.lists(st.none() | st.text(st.characters(codec="utf-8"), max_size=3), max_size=5)
+
+
+@given(NUMBERS, TEXTS)
+def test_few_rows_have_the_bounds_of_many(numbers: list[int | None], texts: list[str | None]) -> None:
+    for values, kind in ((numbers, pa.int64()), (texts, pa.string())):
+        few = pa.table({"value": pa.array(values, kind)})
+        many = pa.concat_tables([few] * (FEW_ROWS + 1))
+        found, expected = told(few, "value"), told(many, "value")
+        assert found["minValues"] == expected["minValues"]
+        assert found["maxValues"] == expected["maxValues"]
 
 
 def test_a_file_has_no_bounds_of_floats_because_they_ignore_nan() -> None:
