@@ -79,11 +79,24 @@ class SinkParts:
     """Seconds without a range that needs Spark, after which a streaming query stops."""
 
 
+SHARE: Final = 3
+"""Multiple of the duration of a batch after which the next one begins, if LONGEST allows it."""
+LONGEST: Final = 1.5
+"""Maximum batch interval as a multiple of the one in the definition."""
 KEY_INDEXES: Final = "key-index"
 """Name of the folder with the key indexes of all Delta sinks, next to the checkpoints of the streaming queries.
 
 A key index finds the rows of a target by key, without reading the target.
 """
+
+
+def batch_interval(shortest: float, batch_seconds: float) -> float:
+    """Return the seconds from the start of a batch to the start of the next one.
+
+    shortest: the batch interval of the definition. batch_seconds: how long the last batch took. A batch of many tables
+    takes long because each table has fixed costs. The interval is then longer, so that a batch takes a third of it.
+    """
+    return max(shortest, min(batch_seconds * SHARE, shortest * LONGEST))
 
 
 class OpenedSink:
@@ -128,8 +141,9 @@ class OpenedSink:
 
     @property
     def seconds_to_batch(self) -> float:
-        """Seconds until the batch interval of the definition has passed since the last batch began; 0 if it has."""
-        return max(0.0, self.loop.batch_began + self._definition.spark.trigger - time.monotonic())
+        """Seconds until the batch interval has passed since the last batch began; 0 if it has."""
+        interval = batch_interval(self._definition.spark.trigger, self.loop.batch_seconds)
+        return max(0.0, self.loop.batch_began + interval - time.monotonic())
 
     @property
     def has_progress(self) -> bool:

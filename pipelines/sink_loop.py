@@ -54,8 +54,8 @@ class SinkLoop:
         self._drained = False
         self.has_caught_up = False
         """Whether `catch_up_all` is not due: no table was behind when the sink was opened, or it has been called."""
-        self.batch_began = 0.0
-        """Time at which the last batch began, on the monotonic clock."""
+        self.batch_began = self.batch_seconds = 0.0
+        """When the last batch began, on the monotonic clock; how many seconds it took."""
         self.needs_reopen = False
         """Whether a stopped table can continue. If so, the runner reopens the sink, and the table catches up."""
 
@@ -175,7 +175,8 @@ class SinkLoop:
         merged = self._pool.map(lambda relation: self._apply_table(relation, batch, boundary.position), affected)
         records = dict(zip(affected, merged, strict=True))
         self._publish(records, boundary, batch)
-        self._progress.record_duration(time.monotonic() - self.batch_began)
+        self.batch_seconds = time.monotonic() - self.batch_began
+        self._progress.record_duration(self.batch_seconds)
 
     def _apply_table(self, relation: int, batch: FoldedBatch, upto: int) -> TableRecord:
         controls = batch.controls.get(relation, ControlEvents())
@@ -228,8 +229,7 @@ class SinkLoop:
             self._sink.publish(record)
         self._published = record
         self.quarantine.confirm_published()
-        rows = batch.count_rows(changed)
-        self._progress.record_published(record, lag=median_lag(batch.images), rows=rows)
+        self._progress.record_published(record, lag=median_lag(batch.images), rows=batch.count_rows(changed))
 
     def _is_large(self, end: Position) -> bool:
         return end > self.position and not self._fold.is_small(self.position, end)

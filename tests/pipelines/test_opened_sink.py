@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from cdc.catalog import Catalog
 from cdc.log.reader import LogReader
 from cdc.stores.published_record import TargetState
-from pipelines.opened_sink import FirstBatchGate, OpenedSink, SinkParts
+from pipelines.opened_sink import LONGEST, FirstBatchGate, OpenedSink, SinkParts, batch_interval
 from pipelines.range_folder import SMALL
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.replay_pause import ReplayPauses
@@ -104,3 +104,24 @@ def test_a_table_with_a_large_range_waits_for_spark_and_then_catches_up(
         sink.catch_up()
         assert sink.loop.has_caught_up
         assert note(shop) == "caught up"
+
+
+@pytest.mark.parametrize(
+    ("shortest", "took", "interval"),
+    [(0.2, 0.05, 0.2), (0.2, 0.08, 0.24), (0.2, 5.0, 0.2 * LONGEST), (0.0, 5.0, 0.0)],
+    ids=["quick", "many tables", "very slow", "no interval"],
+)
+def test_a_batch_takes_a_third_of_the_interval_within_bounds(shortest: float, took: float, interval: float) -> None:
+    assert batch_interval(shortest, took) == pytest.approx(interval)
+
+
+def test_the_next_batch_waits_longer_after_a_batch_that_took_long(shop: ShopPipeline) -> None:
+    shop.append(END + 100, table(change(END + 100, 0, 3, "later", op="u")))
+    spark = shop.definition.spark.model_copy(update={"trigger": 1000.0})
+    shop.definition = shop.definition.model_copy(update={"spark": spark})
+    with opened(shop, spark_that_never_starts()) as sink:
+        assert sink.loop.advance()
+        assert sink.loop.batch_seconds > 0
+        assert 900 < sink.seconds_to_batch <= 1000
+        sink.loop.batch_seconds = 5000.0
+        assert 1000 < sink.seconds_to_batch <= 1000 * LONGEST
