@@ -47,6 +47,9 @@ LOCAL_STEP: Final = 0.02
 
 An attempt without new transactions takes 0.1 ms there.
 """
+IDLE_STEP: Final = 0.05
+"""Minimum seconds between two attempts once nothing was applied for IDLE_AFTER seconds: waking up costs CPU as well."""
+IDLE_AFTER: Final = 2.0
 COMPACTION_EXIT: Final = 5.0
 """Maximum seconds that the ending process waits for a running compaction; killing a compaction does no harm."""
 
@@ -163,12 +166,15 @@ def _run_sink(runner: SinkRunner, ended: Event, pause: float) -> None:
     Each sink has its own thread, so that no sink waits for the merges or Spark jobs of another sink.
     pause: seconds between two attempts to apply a small range.
     """
+    applied_at = time.monotonic()
     while not ended.is_set():
         runner.step()
         until = time.monotonic() + POLL
-        while time.monotonic() < until and not ended.is_set():
-            if not runner.apply_small_range():
-                ended.wait(runner.pause(pause))
+        while (now := time.monotonic()) < until and not ended.is_set():
+            if runner.apply_small_range():
+                applied_at = now
+            else:
+                ended.wait(runner.pause(pause if now - applied_at < IDLE_AFTER else max(pause, IDLE_STEP)))
 
 
 def _wait_for_log(definition: Definition, end: StopCondition) -> bool:
