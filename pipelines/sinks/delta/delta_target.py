@@ -471,8 +471,13 @@ class DeltaTarget:
         needs the columns. Raises SchemaNotApplicable for a change that the policy forbids, that needs a full copy, or
         that Delta refuses.
         """
+        # a commit that changes more than rows empties this list
+        fitting: list[ColumnChange] = self.cached("fitting columns", list)
+        if any(known.wanted is change.wanted and known == change for known in fitting):
+            return
         self._change_columns(self.part.plan_columns(self, change), upto)
         self.part.record_columns(self, change)
+        fitting[:] = [change]
         # an attempt before a crash may have removed a column that had statistics
         if not set(self.statistics_columns) <= set(self.columns.names):
             described = ",".join(described_columns(self.columns, self.statistics_columns))

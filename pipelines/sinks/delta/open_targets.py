@@ -136,7 +136,11 @@ class OpenTargets:
                 return batch
             return replace(batch, schema=with_earlier_names(batch.schema, rule, target.columns, shape.policy))
         changes = SchemaChanges.IGNORE if ahead else self._settings.of(batch.schema.topic).schema_changes
-        return replace(batch, schema=with_target_types(batch.schema, target.columns, changes, shape.policy))
+        known: dict[tuple[TableSchema, SchemaChanges], TableSchema] = target.cached("adapted schemas", dict)
+        if (batch.schema, changes) not in known:
+            adapted = with_target_types(batch.schema, target.columns, changes, shape.policy)
+            known[batch.schema, changes] = adapted
+        return replace(batch, schema=known[batch.schema, changes])
 
     def erased_upto(self, target: DeltaTarget, relation: int) -> int:
         """Return the end of the last batch in which a truncate or a finished copy deleted rows of this table.
