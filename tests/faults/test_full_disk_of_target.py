@@ -28,7 +28,7 @@ AFTER_SECOND = {number: item for number, item in AFTER_FIRST.items() if number !
 def opened(folder: Path) -> DeltaSink:
     """Return a sink whose targets are in `lake`, with its indexes in `index`."""
     settings = DeltaSettings(
-        "lake", f"{folder}/lake/{{schema}}/{{table}}", Writer.INDEXED, index_folder=f"{folder}/index", inline_rows=0
+        "lake", f"{folder}/lake/{{schema}}/{{table}}", Writer.INDEXED, index_folder=f"{folder}/index"
     )
     sink = DeltaSink(settings)
     sink.open("log-1")

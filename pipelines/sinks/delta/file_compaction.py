@@ -24,7 +24,7 @@ from pyroaring import BitMap
 
 from cdc.failpoint import hit
 from cdc.log.delta_actions import Action, add_action, commit_info
-from pipelines.sinks.delta.indexed.deletion_vectors import rows_of
+from pipelines.sinks.delta.indexed.deletion_vectors import encode, rows_of
 from pipelines.sinks.delta.indexed.delta_log import (
     ATTEMPTS,
     LiveFile,
@@ -143,7 +143,7 @@ def commit(storage: TableStorage, files: LiveFiles, done: RewrittenFile, signatu
         if deleted is None or (files.metadata, files.protocol) != known:
             return False
         current = [files.by_path[source.add["path"]] for source in done.sources]
-        new = [] if len(deleted) == done.rows else [_without(files, done.file, deleted)]
+        new = [] if len(deleted) == done.rows else [_without(storage, done.file, deleted)]
         actions = [commit_info("OPTIMIZE", **signature), *(source.remove(data_change=False) for source in current)]
         actions += [{"add": file.add} for file in new]
         try:
@@ -163,11 +163,12 @@ def _sample(contents: Sequence[pq.ParquetFile]) -> pa.Table:
     return found.cast(plain_schema(found.schema))
 
 
-def _without(files: LiveFiles, file: LiveFile, deleted: BitMap) -> LiveFile:
-    """Store a deletion vector with the rows `deleted` of a file, and return the file with this vector."""
+def _without(storage: TableStorage, file: LiveFile, deleted: BitMap) -> LiveFile:
+    """Write a deletion vector for the rows `deleted` of a file, and return the file with this vector."""
     if not deleted:
         return file
-    (vector,) = files.store_vectors([deleted])
+    path, content, (vector,) = encode([deleted])
+    storage.write(path, content)
     return file.without(deleted, vector, data_change=False)
 
 

@@ -4,7 +4,7 @@ A merge takes these steps:
 
 1. The key index finds the old rows: the target's rows with the keys of the batch.
 2. The new rows are written to one Parquet file per partition.
-3. Deletion vectors that delete the old rows are written, all to one file. Small ones become part of the commit.
+3. Deletion vectors that delete the old rows are written, all to one file.
 4. One commit names these files, with the `txn` of the batch.
 5. The keys of the new rows are added to the index.
 
@@ -35,7 +35,7 @@ from cdc.log.delta_actions import Action, add_action, commit_info
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN
 from pipelines.sinks.delta import file_compaction
 from pipelines.sinks.delta.file_compaction import RewrittenFile
-from pipelines.sinks.delta.indexed.deletion_vectors import rows_of
+from pipelines.sinks.delta.indexed.deletion_vectors import encode, rows_of
 from pipelines.sinks.delta.indexed.delta_log import (
     ATTEMPTS,
     LiveFile,
@@ -165,7 +165,7 @@ class IndexedTable:
             return
         self.files.advance()
         if self.files.version < version:  # commits in between were removed from `_delta_log`
-            self.files = LiveFiles.read(self._storage, inline_rows=self.files.inline_rows)
+            self.files = LiveFiles.read(self._storage)
 
     def index_new_files(self) -> None:
         """Add the live files that the index does not contain yet."""
@@ -463,7 +463,8 @@ class IndexedTable:
                 kept.append((file, deleted))
         if not kept:
             return [], removed, actions
-        vectors = self.files.store_vectors([deleted for _, deleted in kept])
+        path, content, vectors = encode([deleted for _, deleted in kept])
+        self._storage.write(path, content)
         changed = [file.without(deleted, vector) for (file, deleted), vector in zip(kept, vectors, strict=True)]
         return changed, removed, actions
 

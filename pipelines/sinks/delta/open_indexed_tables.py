@@ -19,7 +19,7 @@ from cdc.errors import LogError, SinkUnavailable, TargetUnusable
 from cdc.log.delta_actions import txn_action
 from pipelines.sinks.delta.delta_log_cleanup import CHECKPOINT_EVERY
 from pipelines.sinks.delta.delta_target import DeltaTarget, TxnMarker
-from pipelines.sinks.delta.indexed.deletion_vectors import INLINE_ROWS, DamagedVector
+from pipelines.sinks.delta.indexed.deletion_vectors import DamagedVector
 from pipelines.sinks.delta.indexed.delta_log import LiveFiles, LogNotReadable
 from pipelines.sinks.delta.indexed.key_hashes import can_hash
 from pipelines.sinks.delta.indexed.table_storage import storage_of
@@ -39,9 +39,9 @@ _Name = tuple[str, int | None, str | None]
 class IndexedTargets:
     """Opens and keeps the indexed tables of one sink. A thread may use a target only while it has the target's lock."""
 
-    def __init__(self, folder: str | None, inline_rows: int = INLINE_ROWS) -> None:
-        """folder: local directory for the indexes; None: temporary directories. inline_rows: as in LiveFiles."""
-        self._folder, self._inline_rows = None if folder is None else Path(folder), inline_rows
+    def __init__(self, folder: str | None) -> None:
+        """folder: local directory for the indexes; None: temporary directories."""
+        self._folder = None if folder is None else Path(folder)
         self._tables: dict[_Name, IndexedTable] = {}
         self.refused: dict[str, str] = {}
         """URI of a target → why the indexed writer does not write it."""
@@ -149,7 +149,7 @@ class IndexedTargets:
         try:
             if known is None:
                 storage = storage_of(target.uri)
-                files = LiveFiles.read(storage, inline_rows=self._inline_rows)
+                files = LiveFiles.read(storage)
                 if (reason := refusal(files, target.all_columns)) is not None:
                     return reason
                 rows = IndexedRows(key, target.part.relation, null_column)

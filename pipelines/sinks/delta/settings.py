@@ -11,7 +11,6 @@ from cdc.stores.target_rule_changes import TargetRules
 from cdc.table import TableSchema
 from cdc.target_names import parked_uri, published_uri
 from pipelines.sinks.contract import NONE_PARKED
-from pipelines.sinks.delta.indexed.deletion_vectors import INLINE_ROWS
 from pipelines.sinks.delta.maintenance import UpkeepSettings
 from pipelines.types import ColumnPolicies, Policy, TypePolicy
 
@@ -51,8 +50,6 @@ class DeltaSettings:
     """
     index_folder: str | None = None
     """Local directory for the key indexes of the targets; None means a temporary directory."""
-    inline_rows: int = INLINE_ROWS
-    """Maximum number of rows in the deletion vectors of a commit for which no file is written."""
     max_rewrite: int = 0
     """Maximum bytes per second that merges may rewrite in one target before its batches wait; 0 means no limit."""
 

@@ -58,7 +58,7 @@ class Writers:
     def __init__(self, settings: DeltaSettings) -> None:
         """settings: the settings of the sink, which define the writer of each table."""
         self.wanted, self._path, self._writer_of = settings.writer, settings.path, settings.writer_of
-        self.indexed = IndexedTargets(settings.index_folder, settings.inline_rows)
+        self.indexed = IndexedTargets(settings.index_folder)
         self.by_spark = False
         """Whether Spark may write targets: a session that can do so is attached, and the writer is not `delta-rs`."""
         self._spark: SparkSession | None = None

@@ -43,8 +43,7 @@ class MaintainedSink:
     def __post_init__(self) -> None:
         self.path = f"{self.folder}/{{schema}}/{{table}}"
         self.uri = f"{self.folder}/shop/orders"
-        settings = DeltaSettings("lake", self.path, self.writer, upkeep=UpkeepSettings(every=0), inline_rows=0)
-        self.sink = DeltaSink(settings)
+        self.sink = DeltaSink(DeltaSettings("lake", self.path, self.writer, upkeep=UpkeepSettings(every=0)))
         self.sink.open(LOG)
         self.upkeep = TargetMaintenance(self.settings, self.clock, self.sink.parts.rewriter)
 

@@ -39,11 +39,7 @@ class SharedTarget:
     def open(self) -> None:
         """Start a new driver."""
         settings = DeltaSettings(
-            "lake",
-            f"{self._folder}/lake/{{schema}}/{{table}}",
-            Writer.INDEXED,
-            index_folder=f"{self._folder}/index",
-            inline_rows=self.random.choice([0, KEYS // 4, KEYS]),
+            "lake", f"{self._folder}/lake/{{schema}}/{{table}}", Writer.INDEXED, index_folder=f"{self._folder}/index"
         )
         self.sink = DeltaSink(settings, self._spark)
         self.sink.open("log-1")

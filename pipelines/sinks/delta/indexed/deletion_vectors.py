@@ -4,9 +4,11 @@ A vector is a set of row numbers of one data file. It is serialised as a `Roarin
 in Delta's PROTOCOL.md). It begins with a magic number and the 64-bit number of its bitmaps. Each bitmap follows as a
 32-bit key and a 32-bit Roaring bitmap in the portable format.
 
-Vectors with few rows are in the commit itself, in their descriptors. Other vectors of a commit are in one file. It
-begins with one byte for the version. Each vector has its size before it and its CRC-32 after it. Size, vector and
-CRC-32 together have the form of a blob `deletion-vector-v1` of a Puffin file.
+A file of vectors begins with one byte for the version. Each vector has its size before it and its CRC-32 after it.
+Size, vector and CRC-32 together have the form of a blob `deletion-vector-v1` of a Puffin file.
+
+The protocol also allows a vector inside its descriptor. Such vectors are read but never written, because VACUUM of
+Spark (Delta 4.4.0) fails in a table that has one.
 """
 
 from __future__ import annotations
@@ -26,8 +28,6 @@ Descriptor = dict[str, Any]
 """The field `deletionVector` of an action in `_delta_log`, with the field names of the Delta protocol."""
 ReadFile = Callable[[str], bytes]
 """A function that reads a file by its path in the target's directory; raises FileNotFoundError."""
-WriteFile = Callable[[str, bytes], None]
-"""A function that writes a new file: (path in the target's directory, content)."""
 
 FOLDER: Final = "_vectors"
 """Folder of the deletion vector files, in the table's directory. No other client writes files there.
@@ -35,19 +35,12 @@ FOLDER: Final = "_vectors"
 A full VACUUM of delta-rs spares folders whose names begin with an underscore. In any other folder it would delete
 deletion vectors that are in use.
 """
-INLINE_ROWS: Final = 512
-"""Maximum number of rows in the vectors of one commit for which no file is written; a row takes 2 to 10 bytes.
-
-A merge into a small target then writes one file less, and readers open fewer files.
-"""
 _MAGIC: Final = 1681511377
 _VERSION: Final = b"\x01"
 _ROWS: Final = 1 << 32
 """Number of rows that one 32-bit bitmap can represent; every data file of a target has fewer rows."""
 _B85: Final = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
 _Z85: Final = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
-_B85_TO_Z85: Final = bytes.maketrans(_B85, _Z85)
-_Z85_TO_B85: Final = bytes.maketrans(_Z85, _B85)
 _UUID_TEXT: Final = 20
 """Number of characters of a UUID in Z85, the encoding that descriptors use."""
 
@@ -56,28 +49,16 @@ class DamagedVector(Exception):
     """Raised for a deletion vector that is missing, damaged or of an unknown form."""
 
 
-def store(vectors: Sequence[BitMap], write: WriteFile, inline_rows: int = INLINE_ROWS) -> list[Descriptor]:
-    """Return one descriptor per vector of a commit; the descriptors contain the vectors if they have few rows.
-
-    If all vectors together have more than `inline_rows` rows, they are written to a file with `write`.
-    """
-    if sum(map(len, vectors)) <= inline_rows:
-        return [_inline(vector) for vector in vectors]
-    path, content, descriptors = encode(vectors)
-    write(path, content)
-    return descriptors
-
-
 def encode(vectors: Sequence[BitMap]) -> tuple[str, bytes, list[Descriptor]]:
     """Encode vectors for one new file; return its path, its content and one descriptor per vector."""
     name = uuid.uuid4()
     content, descriptors = bytearray(_VERSION), list[Descriptor]()
     for vector in vectors:
-        blob = _blob_of(vector)
+        blob = struct.pack("<IQI", _MAGIC, 1, 0) + vector.serialize()
         descriptors.append(
             {
                 "storageType": "u",
-                "pathOrInlineDv": FOLDER + _to_z85(name.bytes),
+                "pathOrInlineDv": FOLDER + base64.b85encode(name.bytes).translate(bytes.maketrans(_B85, _Z85)).decode(),
                 "offset": len(content),
                 "sizeInBytes": len(blob),
                 "cardinality": len(vector),
@@ -85,21 +66,6 @@ def encode(vectors: Sequence[BitMap]) -> tuple[str, bytes, list[Descriptor]]:
         )
         content += struct.pack(">I", len(blob)) + blob + struct.pack(">I", zlib.crc32(blob))
     return f"{FOLDER}/{_path(name)}", bytes(content), descriptors
-
-
-def _inline(vector: BitMap) -> Descriptor:
-    """Return a descriptor that contains the vector."""
-    blob = _blob_of(vector)
-    return {
-        "storageType": "i",
-        "pathOrInlineDv": _to_z85(blob),
-        "sizeInBytes": len(blob),
-        "cardinality": len(vector),
-    }
-
-
-def _blob_of(vector: BitMap) -> bytes:
-    return struct.pack("<IQI", _MAGIC, 1, 0) + vector.serialize()
 
 
 def decode(descriptor: Descriptor, read: ReadFile) -> BitMap:
@@ -125,7 +91,7 @@ def _path_in(storage_type: str, text: str) -> str | None:
     match storage_type:
         case "u":
             prefix, encoded = text[:-_UUID_TEXT], text[-_UUID_TEXT:]
-            name = uuid.UUID(bytes=_of_z85(encoded))
+            name = uuid.UUID(bytes=base64.b85decode(encoded.encode().translate(bytes.maketrans(_Z85, _B85))))
             return f"{prefix}/{_path(name)}" if prefix else _path(name)
         case "p":
             return text
@@ -146,14 +112,6 @@ def _name_of(descriptor: Descriptor) -> str:
         return str(descriptor["pathOrInlineDv"])
 
 
-def _to_z85(content: bytes) -> str:
-    return base64.b85encode(content, pad=True).translate(_B85_TO_Z85).decode()
-
-
-def _of_z85(text: str) -> bytes:
-    return base64.b85decode(text.encode().translate(_Z85_TO_B85))
-
-
 def _path(name: uuid.UUID) -> str:
     return f"deletion_vector_{name}.bin"
 
@@ -163,7 +121,7 @@ def _blob(descriptor: Descriptor, read: ReadFile) -> bytes:
     if path is None:
         if descriptor["storageType"] != "i":
             raise ValueError(f"unknown storage type {descriptor['storageType']!r}")
-        return _of_z85(str(descriptor["pathOrInlineDv"]))[: int(descriptor["sizeInBytes"])]
+        return base64.b85decode(str(descriptor["pathOrInlineDv"]).encode().translate(bytes.maketrans(_Z85, _B85)))
     content, begin, size = read(path), int(descriptor.get("offset") or 1), int(descriptor["sizeInBytes"])
     blob = content[begin + 4 : begin + 4 + size]
     if struct.unpack_from(">I", content, begin)[0] != size:

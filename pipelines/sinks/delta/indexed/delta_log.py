@@ -27,7 +27,7 @@ from pyroaring import BitMap
 from cdc.log.boot_clock import SECOND, BootTimestamp
 from cdc.log.checkpoint_rows import UnknownActions, encode_checkpoint, later_rows
 from cdc.log.delta_actions import Action, decode_commit, encode_commit, remove_action
-from pipelines.sinks.delta.indexed.deletion_vectors import INLINE_ROWS, Descriptor, decode, path_of, store
+from pipelines.sinks.delta.indexed.deletion_vectors import Descriptor, decode, path_of
 from pipelines.sinks.delta.indexed.table_storage import TableStorage
 
 _HINT: Final = "_delta_log/_last_checkpoint"
@@ -130,8 +130,6 @@ class LiveFiles:
     by_path: dict[str, LiveFile]
     """Path of a data file, as `_delta_log` spells it → the file."""
     with_vectors: bool = True
-    inline_rows: int = INLINE_ROWS
-    """See deletion_vectors.store."""
     transactions: dict[str, int] = field(default_factory=dict)
     """Application id of a `txn` → its version."""
     _unread: set[str] = field(default_factory=set)
@@ -142,21 +140,13 @@ class LiveFiles:
     """Path of a data file or deletion vector file → when this process added it; for the last RECENT seconds only."""
 
     @classmethod
-    def read(
-        cls,
-        storage: TableStorage,
-        version: int | None = None,
-        *,
-        with_vectors: bool = True,
-        inline_rows: int = INLINE_ROWS,
-    ) -> Self:
+    def read(cls, storage: TableStorage, version: int | None = None, *, with_vectors: bool = True) -> Self:
         """Read the newest version, or the given one. Raises LogNotReadable, DamagedVector and OSError.
 
-        with_vectors: whether the deletion vectors are read; if not, `LiveFile.deleted` is empty. inline_rows: as in
-        deletion_vectors.store.
+        with_vectors: whether the deletion vectors are read; if not, `LiveFile.deleted` is empty.
         """
         start = _last_checkpoint(storage, version)
-        found = cls(storage, -1, {}, {}, {}, with_vectors, inline_rows)
+        found = cls(storage, -1, {}, {}, {}, with_vectors)
         if start is not None:
             found._apply(_checkpoint_actions(storage, start), start)
         found.advance(version)
@@ -183,10 +173,6 @@ class LiveFiles:
             self._apply(actions, self.version + 1)
             self._keep(actions)
         self._read_vectors()
-
-    def store_vectors(self, vectors: Sequence[BitMap]) -> list[Descriptor]:
-        """Return the descriptors of deletion vectors for one commit, after a file for them was written if necessary."""
-        return store(vectors, self.storage.write, self.inline_rows)
 
     def commit(self, actions: Sequence[Action], files: Iterable[LiveFile | str]) -> None:
         """Commit actions as the next version.
@@ -251,12 +237,11 @@ class LiveFiles:
     def _is_recent(self, remove: Action) -> bool:
         """Return whether this process recently wrote all files that a `remove` action protects from a VACUUM.
 
-        These are the data file, unless it is still live, and the file of its deletion vector, if it has one.
+        These are the data file, unless it is still live, and the file of its deletion vector.
         """
         paths = [] if remove["path"] in self.by_path else [remove["path"]]
-        vector = remove.get("deletionVector")
-        if vector is not None and (path := path_of(vector)) is not None:
-            paths.append(path)
+        if (vector := remove.get("deletionVector")) is not None:
+            paths.append(path_of(vector) or "")
         return all(path in self._written for path in paths)
 
     @property

@@ -160,8 +160,7 @@ def test_a_rewrite_changes_no_row_and_leaves_right_statistics(
 
 @pytest.mark.parametrize("seed", [*range(8), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 300))])
 def test_changes_during_a_rewrite_are_not_lost(tmp_path: Path, seed: int) -> None:
-    random, model = Random(seed), Model()
-    table = VectorTable(f"{tmp_path}/table", inline_rows=random.choice([0, 3, 9]))
+    random, table, model = Random(seed), VectorTable(f"{tmp_path}/table"), Model()
 
     def change(count: int, kinds: Sequence[str]) -> None:
         for _ in range(count):

@@ -25,7 +25,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN
-from pipelines.sinks.delta.indexed.deletion_vectors import INLINE_ROWS
 from pipelines.sinks.delta.indexed.delta_log import ATTEMPTS, LiveFiles, MetadataChanged, commit_path
 from pipelines.sinks.delta.indexed.table_storage import LocalStorage
 from pipelines.sinks.delta.indexed_writer import refusal
@@ -84,12 +83,10 @@ MORE: Final = [("n", pa.int64()), ("item", pa.string()), ("more", pa.int64()), (
 class Modelled:
     """A table, its model, and what may happen to it; `n` is the number of the key."""
 
-    def __init__(self, folder: str, variant: Variant, inline_rows: int = 0) -> None:
+    def __init__(self, folder: str, variant: Variant) -> None:
         self.variant, self._numbers = variant, count()
         columns = columns_of(*variant.key.items(), *MORE)
-        self.mine = VectorTable(
-            f"{folder}/table", columns, tuple(variant.key), variant.partition_by, inline_rows=inline_rows
-        )
+        self.mine = VectorTable(f"{folder}/table", columns, tuple(variant.key), variant.partition_by)
         self.model = ModelledRows(self.mine.key)
         self.snapshots: dict[int, list[Plain]] = {}
         """Version → its rows, for versions that can be restored."""
@@ -242,12 +239,12 @@ STEPS = st.one_of(BATCH, BATCH, st.tuples(st.sampled_from(BY_OTHERS + TO_INDEX),
 
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
 @examples(2)
-@given(st.lists(STEPS, min_size=4, max_size=12), st.sampled_from([0, 2, INLINE_ROWS]))
+@given(st.lists(STEPS, min_size=4, max_size=12))
 def test_any_batches_and_changes_by_others_leave_the_rows_of_the_model(
-    variant: Variant, steps: list[tuple[str, Any]], inline_rows: int
+    variant: Variant, steps: list[tuple[str, Any]]
 ) -> None:
     with TemporaryDirectory() as folder:
-        modelled = Modelled(folder, variant, inline_rows)
+        modelled = Modelled(folder, variant)
         for name, choice in steps:
             getattr(modelled, name)(choice)
             modelled.check()

@@ -61,7 +61,7 @@ def create(uri: str, *, has_vectors: bool = True) -> DeltaTarget:
 
 @pytest.fixture(name="opened")
 def _opened(tmp_path: Path) -> Opened:
-    return Opened(create(str(tmp_path / "target")), IndexedTargets(str(tmp_path / "indexes"), inline_rows=0))
+    return Opened(create(str(tmp_path / "target")), IndexedTargets(str(tmp_path / "indexes")))
 
 
 def folders_of(opened: Opened) -> list[Path]:

@@ -87,8 +87,6 @@ class VectorTable:
     partition_by: tuple[str, ...] = ()
     storage_class: Callable[[Path], TableStorage] = LocalStorage
     relation: int | None = None
-    inline_rows: int = 0
-    """See deletion_vectors.store: by default, all vectors are in files."""
 
     def __post_init__(self) -> None:
         if DeltaTable.is_deltatable(self.uri):
@@ -117,9 +115,8 @@ class VectorTable:
 
     def open(self) -> IndexedTable:
         """Open the table as a new process does."""
-        storage, rows = self.storage, IndexedRows(self.key, self.relation)
-        files = LiveFiles.read(storage, inline_rows=self.inline_rows)
-        return IndexedTable(storage, files, self.index_folder, rows)
+        storage = self.storage
+        return IndexedTable(storage, LiveFiles.read(storage), self.index_folder, IndexedRows(self.key, self.relation))
 
     def reopen(self) -> None:
         """Close the table and open it again."""

@@ -15,7 +15,6 @@ from pyroaring import BitMap
 
 from pipelines.sinks.delta.indexed.deletion_vectors import (
     FOLDER,
-    INLINE_ROWS,
     DamagedVector,
     Descriptor,
     ReadFile,
@@ -23,7 +22,6 @@ from pipelines.sinks.delta.indexed.deletion_vectors import (
     encode,
     path_of,
     rows_of,
-    store,
 )
 
 ROW = st.integers(0, 100) | st.integers(0, (1 << 32) - 1)
@@ -60,29 +58,6 @@ def test_vectors_of_one_file_are_read_as_they_were_written(sets: list[set[int]])
     assert [found["cardinality"] for found in descriptors] == [len(rows) for rows in sets]
     assert {path_of(found) for found in descriptors} <= {path}
     assert path.startswith(f"{FOLDER}/deletion_vector_")
-
-
-@given(st.lists(ROWS, max_size=5), st.integers(0, 60))
-def test_vectors_with_few_rows_are_in_their_descriptors(sets: list[set[int]], inline_rows: int) -> None:
-    files: dict[str, bytes] = {}
-    descriptors = store([BitMap(rows) for rows in sets], files.__setitem__, inline_rows)
-
-    assert [set(decode(found, files.__getitem__)) for found in descriptors] == sets
-    assert len(files) == (sum(map(len, sets)) > inline_rows)
-    assert {path_of(found) for found in descriptors} <= {None, *files}
-
-
-def test_an_inline_vector_is_the_one_of_the_protocol() -> None:
-    (found,) = store([BitMap(PROTOCOL_ROWS)], lambda *_: None)
-    assert set(decode(INLINE, file_of("", b""))) == set(decode(found, file_of("", b"")))
-    assert found["cardinality"] == INLINE["cardinality"]
-    assert len(found["pathOrInlineDv"]) * 4 == -(-found["sizeInBytes"] // 4) * 4 * 5
-
-
-def test_the_limit_is_for_the_rows_of_all_vectors() -> None:
-    half = BitMap(range(INLINE_ROWS // 2))
-    assert {found["storageType"] for found in store([half, half], lambda *_: None)} == {"i"}
-    assert {found["storageType"] for found in store([half, half, BitMap([9])], lambda *_: None)} == {"u"}
 
 
 @given(ROWS)

@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 
 from cdc.log.boot_clock import SECOND
 from cdc.log.delta_actions import Action
-from pipelines.sinks.delta.indexed.deletion_vectors import INLINE_ROWS, DamagedVector
+from pipelines.sinks.delta.indexed.deletion_vectors import DamagedVector
 from pipelines.sinks.delta.indexed.delta_log import (
     RECENT,
     LiveFile,
@@ -423,11 +423,8 @@ def checkpointed(table: VectorTable) -> list[Action]:
 
 @pytest.fixture(name="busy")
 def _busy(tmp_path: Path) -> VectorTable:
-    return emptied_and_marked(VectorTable(str(tmp_path / "table")))
-
-
-def emptied_and_marked(table: VectorTable) -> VectorTable:
-    """Return the table after one file was emptied, and another one got its third vector."""
+    """A table of which one file was emptied and another one has its third vector."""
+    table = VectorTable(str(tmp_path / "table"))
     table.merge(upsert(1, id=100))
     table.merge(*(upsert(1, number, id=number) for number in range(10)))
     for number in (1, 2, 3, 100):
@@ -493,18 +490,6 @@ def test_a_checkpoint_keeps_the_removes_of_old_files(busy: VectorTable) -> None:
     for number in (4, 5):
         busy.merge(delete(20 + number, id=number))
     assert len(checkpointed(busy)) == len(removes) + 1  # the vector of the process that is gone was replaced
-
-
-def test_a_checkpoint_keeps_no_removes_of_vectors_without_a_file(tmp_path: Path) -> None:
-    table = emptied_and_marked(VectorTable(str(tmp_path / "table"), inline_rows=INLINE_ROWS))
-    assert not Path(table.uri, "_vectors").exists()
-    rows = table.rows()
-    table.reopen()  # the process that wrote the data files is gone
-    assert [remove["deletionVector"] for remove in checkpointed(table)] == [None]  # that of the emptied file
-    for removed in Path(table.uri, "_delta_log").glob("*.json"):
-        removed.unlink()
-    assert rows_in(table.uri) == rows
-    assert as_read(table.files()) == as_read(table.table.files)
 
 
 def test_a_file_is_young_for_an_hour(busy: VectorTable) -> None:
