@@ -40,7 +40,7 @@ from pipelines.sinks.delta.schema_evolution import (
     without_ids,
 )
 from pipelines.sinks.delta.table_properties import create_table, set_properties
-from pipelines.sinks.delta.target_layout import DELETION_VECTORS, PLAIN, SHARED, TargetLayout
+from pipelines.sinks.delta.target_layout import DELETION_VECTORS, PLAIN, SHARED, STATISTICS, TargetLayout
 from pipelines.sinks.delta.target_part import KEYLESS, RELATION, RowReader, SharedPart, TargetPart, WholeTarget
 from pipelines.sinks.delta.unsupported_feature_errors import translate_refusals
 
@@ -57,7 +57,6 @@ ERASED: Final = "/erased"
 the older rows. The changes up to that position may not be in the target yet.
 """
 
-STATISTICS: Final = "delta.dataSkippingStatsColumns"
 MAX_STATISTICS: Final = 32
 """Maximum number of columns with file statistics in a target; the default of Delta (`dataSkippingNumIndexedCols`)."""
 REOPEN_AFTER: Final = CHECKPOINT_EVERY

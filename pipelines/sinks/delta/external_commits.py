@@ -8,17 +8,15 @@ the target has a later version than the last commit of the sink. They are read b
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from pathlib import PurePosixPath
 from typing import Final
 
-import pyarrow.fs as pafs
 import structlog
-from deltalake.fs import DeltaStorageHandler
 
 from cdc.log.delta_actions import Action, decode_commit
-from cdc.log.disk_format import commit_file
 from pipelines.runtime.sink_status_reporter import ExternalCommit, ExternalCommitReport
 from pipelines.sinks.delta.delta_target import APP_ID, DeltaTarget
+from pipelines.sinks.delta.indexed.delta_log import commit_path
+from pipelines.sinks.delta.indexed.table_storage import storage_of
 
 MISSING: Final = "UNKNOWN"
 """Operation that is reported for a commit if the commit names none, or if its file was removed from `_delta_log`.
@@ -79,11 +77,10 @@ class ExternalCommitWatch:
 
 
 def _foreign(target: DeltaTarget, known: int) -> Iterator[ExternalCommit]:
-    store, identity = pafs.PyFileSystem(DeltaStorageHandler(target.uri)), target.identity
+    storage, identity = storage_of(target.uri), target.identity
     for version in range(known + 1, target.version + 1):
         try:
-            with store.open_input_stream(str(commit_file(PurePosixPath(), version))) as commit:
-                actions = decode_commit(commit.read())
+            actions = decode_commit(storage.read(commit_path(version)))
         except FileNotFoundError:
             yield ExternalCommit(version, MISSING)
             continue

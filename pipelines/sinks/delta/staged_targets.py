@@ -32,14 +32,14 @@ from cdc.stores.unsupported_table_features import unsupported_features
 from cdc.table import TableSchema
 from cdc.target_names import parked_uri, published_uri
 from pipelines.sinks.delta.dead_letters import DeadLetterTable
-from pipelines.sinks.delta.delta_target import COLUMNS, ERASED, ROWS, STATISTICS, DeltaTarget
+from pipelines.sinks.delta.delta_target import COLUMNS, ERASED, ROWS, DeltaTarget
 from pipelines.sinks.delta.erase_earlier_versions import erase_earlier, is_marked, mark_to_erase
 from pipelines.sinks.delta.new_data_files import delta_bounds
 from pipelines.sinks.delta.published_cuts_table import PublishedTable
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.sinks.delta.target_columns import rules_in_subdirectory
-from pipelines.sinks.delta.target_layout import DELETION_VECTORS, partition_text
+from pipelines.sinks.delta.target_layout import DELETION_VECTORS, STATISTICS, partition_text
 from pipelines.sinks.delta.target_part import (
     GENERATION,
     KEYLESS,

@@ -7,19 +7,23 @@ table, although no column has the type. So this module writes the commits that c
 
 from __future__ import annotations
 
+import time
+import uuid
 from collections.abc import Mapping
+from functools import lru_cache
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import pyarrow as pa
 from deltalake import DeltaTable, TableFeatures
 from deltalake.exceptions import CommitFailedError
+from deltalake.schema import Schema
 
 from cdc.log.delta_actions import Action, commit_info, decode_commit, encode_commit
 from cdc.stores.unsupported_table_features import unsupported_features
 from pipelines.sinks.delta.indexed.delta_log import ATTEMPTS, commit_path
 from pipelines.sinks.delta.indexed.table_storage import storage_of
-from pipelines.sinks.delta.target_layout import DELETION_VECTORS
+from pipelines.sinks.delta.target_layout import DELETION_VECTORS, STATISTICS
 
 _NOT_NEEDED: Final = "variantType"
 
@@ -29,19 +33,48 @@ def create_table(uri: str, columns: pa.Schema, **options: Any) -> DeltaTable:
 
     Raises CommitFailedError if another client creates a table there at the same time.
     """
-    with TemporaryDirectory(prefix="cdc-new-table-") as folder:
-        # delta-rs decides which features the columns and properties need
-        DeltaTable.create(folder, columns, raise_if_key_not_exists=False, **options)
-        content = storage_of(folder).read(commit_path(0))
-    created = [action for action in decode_commit(content) if "commitInfo" not in action]
-    actions = [commit_info("CREATE TABLE", engineInfo="cdc"), *map(_without_feature, created)]
+    configuration: Mapping[str, str] = options.get("configuration") or {}
+    metadata: Action = {
+        "id": str(uuid.uuid4()),
+        "format": {"provider": "parquet", "options": {}},
+        "schemaString": Schema.from_arrow(columns).to_json(),
+        "partitionColumns": options.get("partition_by") or [],
+        "configuration": dict(configuration),
+        "createdTime": time.time_ns() // 1_000_000,
+        **{name: options[name] for name in ("name", "description") if options.get(name) is not None},
+    }
+    kinds = frozenset((column.type, column.nullable) for column in columns)
+    properties = frozenset(
+        (name, value) for name, value in configuration.items() if name.startswith("delta.") and name != STATISTICS
+    )
+    created = [commit_info("CREATE TABLE", engineInfo="cdc"), _protocol(kinds, properties), {"metaData": metadata}]
     storage = storage_of(uri)
     storage.make_folder("_delta_log")
     try:
-        storage.create(commit_path(0), encode_commit(actions))
+        storage.create(commit_path(0), encode_commit(created))
     except FileExistsError as exc:
         raise CommitFailedError(f"another client created a table at {uri!r}") from exc
     return DeltaTable(uri)
+
+
+@lru_cache(maxsize=1024)
+def _protocol(kinds: frozenset[tuple[pa.DataType, bool]], properties: frozenset[tuple[str, str]]) -> Action:
+    """Return the `protocol` action of a new table with columns of these types and with these properties.
+
+    delta-rs decides which features they need, by creating such a table; that takes 10 ms. kinds: (type, whether the
+    column may be null) of each column.
+    """
+    columns = pa.schema([pa.field(f"c{number}", *kind) for number, kind in enumerate(kinds)])
+    with TemporaryDirectory(prefix="cdc-new-table-") as folder:
+        DeltaTable.create(folder, columns, configuration=dict(properties), raise_if_key_not_exists=False)
+        content = storage_of(folder).read(commit_path(0))
+    (protocol,) = (action["protocol"] for action in decode_commit(content) if "protocol" in action)
+    lists = {
+        name: [feature for feature in protocol[name] if feature != _NOT_NEEDED]
+        for name in ("readerFeatures", "writerFeatures")
+        if name in protocol
+    }
+    return {"protocol": protocol | lists}
 
 
 def set_properties(uri: str, table: DeltaTable, properties: Mapping[str, str]) -> None:
@@ -79,15 +112,3 @@ def _metadata(table: DeltaTable, properties: Mapping[str, str]) -> Action:
     }
     optional = {"name": found.name, "description": found.description, "createdTime": found.created_time}
     return {"metaData": action | {name: value for name, value in optional.items() if value is not None}}
-
-
-def _without_feature(action: Action) -> Action:
-    """Remove the feature `variantType` from a `protocol` action; return any other action unchanged."""
-    if "protocol" not in action:
-        return action
-    lists = {
-        name: [feature for feature in action["protocol"][name] if feature != _NOT_NEEDED]
-        for name in ("readerFeatures", "writerFeatures")
-        if name in action["protocol"]
-    }
-    return {"protocol": action["protocol"] | lists}

@@ -198,10 +198,12 @@ class TablePlans:
             if known is not None and (known.relation, known.topic) == (schema.relation, schema.topic):
                 return
             for other, owner in self._owners.items():
+                if not (f"{uri}/".startswith(f"{other}/") or f"{other}/".startswith(f"{uri}/")):
+                    continue
                 conflicts = owner.relation != schema.relation and owner.topic != schema.topic
                 if other == uri and self._sharing_rule(owner.topic) is not None:
                     conflicts = self._sharing_rule(owner.topic) is not self._sharing_rule(schema.topic)
-                if conflicts and (f"{uri}/".startswith(f"{other}/") or f"{other}/".startswith(f"{uri}/")):
+                if conflicts:
                     raise TransformFailed(
                         f"path {uri!r} for the target of table {schema.topic!r} overlaps path {other!r} of the target "
                         f"of table {owner.topic!r}"

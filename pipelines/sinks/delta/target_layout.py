@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 DELETION_VECTORS: Final = "delta.enableDeletionVectors"
 """Property of a Delta table: `true` if its writers may mark rows as deleted instead of rewriting their files."""
+STATISTICS: Final = "delta.dataSkippingStatsColumns"
+"""Property of a Delta table: the names of the columns for which `_delta_log` has file statistics."""
 SHARED: Final = "cdc.merged"
 """Property of a target: `true` if several tables share it; each row then has its relation in `_relation`."""
 _TIME: Final = pa.timestamp("us", tz="UTC")
