@@ -259,27 +259,32 @@ class TableSchema:
         return _payload_of(self)
 
     @classmethod
-    def from_json(cls, payload: bytes | str) -> Self:
+    def from_json(cls, payload: bytes | str) -> TableSchema:
         """Build a schema from the result of `to_json`; raises ValueError for a newer format."""
-        return cls._from_fields(json.loads(payload))
+        return _schema_of(payload)
 
-    @classmethod
-    def _from_fields(cls, fields: Mapping[str, Any]) -> Self:
-        fields = dict(fields)
-        if (found := fields.pop("format")) not in range(1, SCHEMA_FORMAT + 1):
-            raise ValueError(
-                f"a table schema has format {found!r}; this version of cdc reads formats up to {SCHEMA_FORMAT}"
-            )
-        fields["replica_identity"] = ReplicaIdentity(fields["replica_identity"])
-        fields["state"] = TableState(fields["state"])
-        fields["columns"] = tuple(
-            Column(**{**column, "labels": tuple(column.get("labels", ()))}) for column in fields["columns"]
+
+_CACHED: Final = 1 << 14
+"""Number of schemas that are neither formatted nor parsed again. Every batch needs those of its tables."""
+
+
+@lru_cache(maxsize=_CACHED)
+def _schema_of(payload: bytes | str) -> TableSchema:
+    fields = json.loads(payload)
+    if (found := fields.pop("format")) not in range(1, SCHEMA_FORMAT + 1):
+        raise ValueError(
+            f"a table schema has format {found!r}; this version of cdc reads formats up to {SCHEMA_FORMAT}"
         )
-        if standing := fields.get("standing"):
-            fields["standing"] = CatalogFingerprint.from_fields(standing)
-        return cls(**fields)
+    fields["replica_identity"] = ReplicaIdentity(fields["replica_identity"])
+    fields["state"] = TableState(fields["state"])
+    fields["columns"] = tuple(
+        Column(**{**column, "labels": tuple(column.get("labels", ()))}) for column in fields["columns"]
+    )
+    if standing := fields.get("standing"):
+        fields["standing"] = CatalogFingerprint.from_fields(standing)
+    return TableSchema(**fields)
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=_CACHED)
 def _payload_of(schema: TableSchema) -> bytes:
     return json.dumps({"format": SCHEMA_FORMAT, **asdict(schema)}, sort_keys=True, ensure_ascii=False).encode()

@@ -30,6 +30,7 @@ from pipelines.runtime.cut_requests import CutRequests, PendingCut
 from pipelines.runtime.sink_status_reporter import SinkFigures
 from pipelines.sinks.contract import Sink, TableBatch
 from pipelines.sinks.record_after_batch import (
+    at_cut,
     check_captured,
     failed_record,
     log_trimmed_error,
@@ -215,9 +216,7 @@ class SinkLoop:
 
     def _publish(self, changed: dict[int, TableRecord], boundary: Boundary, batch: FoldedBatch) -> None:
         untouched = {
-            relation: with_progress_state(
-                replace(record, position=max(record.position, boundary.position)), boundary.position
-            )
+            relation: at_cut(record, boundary.position)
             for relation, record in self._published.tables.items()
             if relation not in changed and record.state != TargetState.FAILED
         }

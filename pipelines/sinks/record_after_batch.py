@@ -18,6 +18,8 @@ NO_LONGER_CAPTURED: Final = (
     "nothing to do: the target keeps the rows; if the table was created again, run 'cdc replay SINK --tables TABLE'"
 )
 """Remedy for a table that was dropped at the source or is no longer captured."""
+_WHOLE: Final = frozenset({TargetState.STREAMING, TargetState.CATCHING_UP})
+"""States of a table whose position says whether it belongs to a cut."""
 
 
 def check_captured(schema: TableSchema) -> None:
@@ -45,10 +47,19 @@ def with_progress_state(record: TableRecord, upto: int) -> TableRecord:
 
     A record in any other state is returned unchanged. upto: the position of the cut.
     """
-    whole = record.state in {TargetState.STREAMING, TargetState.CATCHING_UP}
-    if not whole:
-        return record
-    return replace(record, state=(TargetState.STREAMING if record.position == upto else TargetState.CATCHING_UP).value)
+    return replace(record, state=_state_at(record.position, upto)) if record.state in _WHOLE else record
+
+
+def _state_at(position: int, upto: int) -> str:
+    return (TargetState.STREAMING if position == upto else TargetState.CATCHING_UP).value
+
+
+def at_cut(record: TableRecord, upto: int) -> TableRecord:
+    """Return the record of a table that has no changes up to `upto`, the position of the cut."""
+    position = max(record.position, upto)
+    if record.state not in _WHOLE:
+        return replace(record, position=position)
+    return replace(record, position=position, state=_state_at(position, upto))
 
 
 def log_trimmed_error(exc: LogTrimmed, sink: str) -> LogTrimmed:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 
 import pytest
 
-from cdc.stores.published_record import Published, TableRecord
+from cdc.stores.published_record import RECORD_FORMAT, Published, TableRecord
 
 
 def record(relation: int, topic: str) -> TableRecord:
@@ -25,6 +26,19 @@ def test_a_record_survives_its_json():
     published = Published(20, 5, {7: replace(record(7, "shop.orders"), version=None, reason="CDC-3001 x")})
 
     assert Published.from_json(published.to_json()) == published
+
+
+def test_the_json_of_a_record_has_sorted_keys_and_may_be_without_schemas():
+    orders = replace(record(7, "shop.ü"), reason='a "b"\n', schema='{"name": "ü"}', parked=(("1", "x"), ("2", "y")))
+    published = Published(20, 5, {9: record(9, "shop.items"), 7: orders})
+    tables = [asdict(orders), asdict(published.tables[9])]
+    expected = {"format": RECORD_FORMAT, "position": 20, "committed_at": 5, "tables": tables}
+
+    assert published.to_json() == json.dumps(expected, sort_keys=True, ensure_ascii=False)
+    tables[0]["schema"] = None
+    assert published.to_json(with_schemas=False) == json.dumps(expected, sort_keys=True, ensure_ascii=False)
+    moved = Published(21, 5, {7: replace(orders, position=21)})
+    assert Published.from_json(moved.to_json()) == moved
 
 
 def test_a_record_of_a_newer_format_is_refused():

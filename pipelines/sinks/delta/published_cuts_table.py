@@ -13,7 +13,6 @@ import time
 import uuid
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Final, Self
 
 import pyarrow as pa
@@ -58,15 +57,14 @@ class KeptCut:
     published_at: int
     """Time of the publish in µs since 1970 UTC, unique per cut; 0 for a row that an older version of cdc wrote."""
     record: Published
-    """The published record; only the record of the newest cut may contain the schemas of its tables."""
+    """The published record; records that were read from the table have no schemas, except the newest one."""
     text: str
-    """The published record as JSON."""
+    """The published record as JSON; only that of the newest cut contains the schemas of its tables."""
 
     @classmethod
     def of(cls, published_at: int, record: Published) -> Self:
-        """Create the KeptCut of a published record: remove the schemas of its tables, and format it as JSON."""
-        slim = replace(record, tables={r: replace(table, schema=None) for r, table in record.tables.items()})
-        return cls(published_at, slim, slim.to_json())
+        """Create the KeptCut of a published record, with its JSON without the schemas of its tables."""
+        return cls(published_at, record, record.to_json(with_schemas=False))
 
     def without(self, targets: Collection[str], now: Position) -> KeptCut:
         """Return the cut with the tables of these targets marked as failed and without a version.
@@ -247,7 +245,7 @@ class LastPublished:
     def schema_of(self, relation: int) -> TableSchema | None:
         """Return the schema of a table in the last published record, None if the record does not have it."""
         record = self.records.get(relation)
-        return None if record is None or record.schema is None else _schema_of(record.schema)
+        return None if record is None or record.schema is None else TableSchema.from_json(record.schema)
 
     def range_start(self, after: int) -> int:
         """Return the position after which a batch reads the log: `after`, or the published position if that is lower.
@@ -255,12 +253,6 @@ class LastPublished:
         A crash may leave one target ahead of the published cut. Its table is then folded from the cut again.
         """
         return min(after, self.position) if self.records else after
-
-
-@lru_cache(maxsize=1024)
-def _schema_of(payload: str) -> TableSchema:
-    """Parse the JSON of a schema; the result is cached, because every batch needs it."""
-    return TableSchema.from_json(payload)
 
 
 def _rows(cuts: Sequence[KeptCut]) -> pa.Table:
