@@ -90,13 +90,14 @@ A key index finds the rows of a target by key, without reading the target.
 """
 
 
-def batch_interval(shortest: float, batch_seconds: float) -> float:
+def batch_interval(shortest: float, batch_seconds: float, tables: int) -> float:
     """Return the seconds from the start of a batch to the start of the next one.
 
-    shortest: the batch interval of the definition. batch_seconds: how long the last batch took. A batch of many tables
-    takes long because each table has fixed costs. The interval is then longer, so that a batch takes a third of it.
+    shortest: the batch interval of the definition. batch_seconds, tables: how long the last batch took, and how many
+    tables it had. A batch of several tables takes long because each table has fixed costs. The interval is then longer,
+    so that a batch takes a third of it.
     """
-    return max(shortest, min(batch_seconds * SHARE, shortest * LONGEST))
+    return max(shortest, min(batch_seconds * SHARE, shortest * LONGEST)) if tables > 1 else shortest
 
 
 class OpenedSink:
@@ -142,8 +143,9 @@ class OpenedSink:
     @property
     def seconds_to_batch(self) -> float:
         """Seconds until the batch interval has passed since the last batch began; 0 if it has."""
-        interval = batch_interval(self._definition.spark.trigger, self.loop.batch_seconds)
-        return max(0.0, self.loop.batch_began + interval - time.monotonic())
+        loop = self.loop
+        interval = batch_interval(self._definition.spark.trigger, loop.batch_seconds, loop.batch_tables)
+        return max(0.0, loop.batch_began + interval - time.monotonic())
 
     @property
     def has_progress(self) -> bool:

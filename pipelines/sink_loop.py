@@ -55,8 +55,8 @@ class SinkLoop:
         self._drained = False
         self.has_caught_up = False
         """Whether `catch_up_all` is not due: no table was behind when the sink was opened, or it has been called."""
-        self.batch_began = self.batch_seconds = 0.0
-        """When the last batch began, on the monotonic clock; how many seconds it took."""
+        self.batch_began, self.batch_seconds, self.batch_tables = 0.0, 0.0, 0
+        """When the last batch began, on the monotonic clock; how many seconds it took; how many tables it had."""
         self.needs_reopen = False
         """Whether a stopped table can continue. If so, the runner reopens the sink, and the table catches up."""
 
@@ -176,7 +176,7 @@ class SinkLoop:
         merged = self._pool.map(lambda relation: self._apply_table(relation, batch, boundary.position), affected)
         records = dict(zip(affected, merged, strict=True))
         self._publish(records, boundary, batch)
-        self.batch_seconds = time.monotonic() - self.batch_began
+        self.batch_seconds, self.batch_tables = time.monotonic() - self.batch_began, len(affected)
         self._progress.record_duration(self.batch_seconds)
 
     def _apply_table(self, relation: int, batch: FoldedBatch, upto: int) -> TableRecord:

@@ -55,26 +55,33 @@ class TableRecord:
 
     def to_json(self, *, with_schema: bool = True) -> str:
         """Return the record as JSON with sorted keys. with_schema: whether it has its schema."""
-        schema = self.schema if with_schema else None
-        before, after = _around_position(
-            self.relation, self.topic, self.target, self.version, self.state, self.reason, schema, self.parked
+        before_position, before_schema, rest = _fixed_text(
+            self.relation, self.topic, self.target, self.version, self.state, self.reason, self.parked
         )
-        return f"{before}{int(self.position)}{after}"
+        schema = _quoted(self.schema) if with_schema else "null"
+        return f"{before_position}{int(self.position)}{before_schema}{schema}{rest}"
+
+
+_FIXED: Final = ("relation", "topic", "target", "version", "state", "reason", "parked")
 
 
 @lru_cache(maxsize=1 << 15)
-def _around_position(*values: Any) -> tuple[str, str]:
-    """Return the JSON of a record up to its position, and after it. values: all fields but the position, in order.
+def _fixed_text(*values: Any) -> tuple[str, str, str]:
+    """Return the JSON of a record up to its position, from there up to its schema, and after the schema.
 
-    Each publish raises the position of all tables, and changes few of the other fields.
+    values: the fields _FIXED. Each publish raises the position of all tables, and changes few of these fields.
     """
-    names = [name for name in TableRecord.__slots__ if name != "position"]
-    fields = dict(zip(names, values, strict=True))
-    first, rest = (
-        json.dumps({name: fields[name] for name in part}, sort_keys=True, ensure_ascii=False)
-        for part in (["parked"], [name for name in names if name != "parked"])
-    )
-    return f'{first[:-1]}, "position": ', f", {rest[1:]}"
+    fields = dict(zip(_FIXED, values, strict=True))
+    parts = [
+        json.dumps({name: fields[name] for name in names}, sort_keys=True, ensure_ascii=False)[1:-1]
+        for names in (("parked",), ("reason", "relation"), ("state", "target", "topic", "version"))
+    ]
+    return f'{{{parts[0]}, "position": ', f', {parts[1]}, "schema": ', f", {parts[2]}}}"
+
+
+@lru_cache(maxsize=1 << 14)
+def _quoted(text: str | None) -> str:
+    return json.dumps(text, ensure_ascii=False)
 
 
 @dataclass(frozen=True, slots=True)

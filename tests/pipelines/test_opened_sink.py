@@ -107,12 +107,14 @@ def test_a_table_with_a_large_range_waits_for_spark_and_then_catches_up(
 
 
 @pytest.mark.parametrize(
-    ("shortest", "took", "interval"),
-    [(0.2, 0.05, 0.2), (0.2, 0.08, 0.24), (0.2, 5.0, 0.2 * LONGEST), (0.0, 5.0, 0.0)],
-    ids=["quick", "many tables", "very slow", "no interval"],
+    ("shortest", "took", "tables", "interval"),
+    [(0.2, 0.05, 7, 0.2), (0.2, 0.08, 2, 0.24), (0.2, 5.0, 7, 0.2 * LONGEST), (0.0, 5.0, 7, 0.0), (0.2, 5.0, 1, 0.2)],
+    ids=["quick", "several tables", "very slow", "no interval", "one table"],
 )
-def test_a_batch_takes_a_third_of_the_interval_within_bounds(shortest: float, took: float, interval: float) -> None:
-    assert batch_interval(shortest, took) == pytest.approx(interval)
+def test_a_batch_of_several_tables_takes_a_third_of_the_interval_within_bounds(
+    shortest: float, took: float, tables: int, interval: float
+) -> None:
+    assert batch_interval(shortest, took, tables) == pytest.approx(interval)
 
 
 def test_the_next_batch_waits_longer_after_a_batch_that_took_long(shop: ShopPipeline) -> None:
@@ -123,5 +125,6 @@ def test_the_next_batch_waits_longer_after_a_batch_that_took_long(shop: ShopPipe
         assert sink.loop.advance()
         assert sink.loop.batch_seconds > 0
         assert 900 < sink.seconds_to_batch <= 1000
-        sink.loop.batch_seconds = 5000.0
+        assert sink.loop.batch_tables == 1
+        sink.loop.batch_seconds, sink.loop.batch_tables = 5000.0, 2
         assert 1000 < sink.seconds_to_batch <= 1000 * LONGEST

@@ -154,6 +154,7 @@ class DeltaSink:
         all rows.
         """
         schema, before = batch.schema, self.parts.published.records.get(batch.schema.relation)
+        text = schema.to_json().decode()
         return TableRecord(
             relation=schema.relation,
             topic=schema.topic,
@@ -162,7 +163,7 @@ class DeltaSink:
             version=target.version,
             state=applied_state(batch, before, complete=target.is_complete).value,
             reason=None,
-            schema=schema.to_json().decode(),
+            schema=before.schema if before is not None and before.schema == text else text,  # kept cuts share the text
         )
 
     def publish(self, record: Published) -> None:
