@@ -49,8 +49,8 @@ def nothing() -> None:
     """No hook."""
 
 
-class Beside(Reading):
-    """A reader, and one who copies beside it."""
+class Recopying(Reading):
+    """A reader, and a connection that copies the table again while the reader runs."""
 
     def __enter__(self) -> Self:
         super().__enter__()
@@ -118,10 +118,10 @@ def captured(folder: Path, dsn: str) -> Captured:
     return held
 
 
-@pytest.fixture(name="beside")
-def _beside(held: Captured) -> Iterator[Beside]:
-    with Beside(held) as beside:
-        yield beside
+@pytest.fixture(name="recopying")
+def _recopying(held: Captured) -> Iterator[Recopying]:
+    with Recopying(held) as recopying:
+        yield recopying
 
 
 def in_log(held: Captured) -> list[tuple[str | None, ...]]:
@@ -132,24 +132,24 @@ def in_source(held: Captured) -> list[tuple[str | None, ...]]:
     return sorted(rows_of(held.dsn, "SELECT a::text, long FROM t"), key=repr)
 
 
-def test_what_vanished_unseen_vanishes_from_the_log(beside: Beside) -> None:
-    held = beside.held
+def test_what_vanished_unseen_vanishes_from_the_log(recopying: Recopying) -> None:
+    held = recopying.held
     run_sql(
         held.dsn,
         "ALTER PUBLICATION cdc_held_pub SET (publish = 'insert')",
         "DELETE FROM t WHERE a < 20",
         "ALTER PUBLICATION cdc_held_pub SET (publish = 'insert, update, delete, truncate')",
     )
-    beside.caught_up()
+    recopying.caught_up()
     assert in_log(held) != in_source(held)
-    assert beside.recopy().rows == len(in_source(held))
-    beside.caught_up()
+    assert recopying.recopy().rows == len(in_source(held))
+    recopying.caught_up()
     assert in_log(held) == in_source(held)
 
 
-def test_a_transaction_counts_once_wherever_it_stands_to_the_snapshot(beside: Beside) -> None:
+def test_a_transaction_counts_once_wherever_it_stands_to_the_snapshot(recopying: Recopying) -> None:
     """Seen in the window; open under the snapshot, with sub-transactions; begun and ended under it, and after it."""
-    held = beside.held
+    held = recopying.held
     delete: LiteralString = "DELETE FROM t WHERE ctid = (SELECT min(ctid) FROM t WHERE a = 7)"
     with connect(held.dsn) as conn, conn.transaction():
         with conn.transaction():
@@ -157,13 +157,13 @@ def test_a_transaction_counts_once_wherever_it_stands_to_the_snapshot(beside: Be
         with conn.transaction(force_rollback=True):
             conn.execute("INSERT INTO t VALUES (1, 'rolled back')")
         conn.execute("INSERT INTO t SELECT 5, NULL FROM generate_series(1, 3)")
-        placed = beside.recopy(
+        placed = recopying.recopy(
             before=lambda: run_sql(held.dsn, "INSERT INTO t SELECT 6, 'twice' FROM generate_series(1, 2)", delete),
             under=lambda: run_sql(held.dsn, delete, "UPDATE t SET a = 8 WHERE a = 9"),
             after=lambda: all([conn.execute("COMMIT"), conn.execute("BEGIN"), run_sql(held.dsn, delete)]),  # type: ignore[func-returns-value]
         )
     run_sql(held.dsn, "DELETE FROM t WHERE a = 8", delete)
-    beside.caught_up()
+    recopying.caught_up()
     placed_rows = [row for row in held.rows() if row["position"] == placed.position]
     ops = [row["op"] for row in sorted(placed_rows, key=lambda row: row["ordinal"])]
     again = ["d", *["u"] * 10, *["u"] * 10, *["c"] * 3, "d"]
@@ -175,35 +175,35 @@ def test_a_prepared_transaction_counts_when_it_is_committed(tmp_path: Path) -> N
     prepare: LiteralString = "BEGIN; UPDATE t SET a = 100 WHERE a = 3; SAVEPOINT s; DELETE FROM t WHERE a = 4; "
     with EmbeddedPostgres(tmp_path / "server", settings={"max_prepared_transactions": "4"}, tcp=True) as server:
         held = captured(tmp_path, server.dsn())
-        with Beside(held) as beside, connect(held.dsn) as conn:
+        with Recopying(held) as recopying, connect(held.dsn) as conn:
             conn.execute(prepare + "PREPARE TRANSACTION 'one'")
-            placed = beside.recopy(after=lambda: run_sql(held.dsn, "COMMIT PREPARED 'one'"))
+            placed = recopying.recopy(after=lambda: run_sql(held.dsn, "COMMIT PREPARED 'one'"))
             assert placed.rows == 500
-            beside.caught_up()
+            recopying.caught_up()
             assert in_log(held) == in_source(held)
 
 
-def test_a_truncate_in_the_window_has_the_table_read_again(beside: Beside) -> None:
+def test_a_truncate_in_the_window_has_the_table_read_again(recopying: Recopying) -> None:
     """It gives the table another file, which a version of its schema tells of."""
-    held, tries = beside.held, list[None]()
+    held, tries = recopying.held, list[None]()
 
     def empty_once() -> None:
         tries.append(None)
         if len(tries) == 1:
             run_sql(held.dsn, "TRUNCATE t", "INSERT INTO t VALUES (3, 'three')")
 
-    assert beside.recopy(after=empty_once).rows == 1
+    assert recopying.recopy(after=empty_once).rows == 1
     assert len(tries) == 2
-    beside.caught_up()
+    recopying.caught_up()
     assert in_log(held) == in_source(held) == [("3", "three")]
 
 
-def test_beside_writers_it_is_the_table_each_time(beside: Beside) -> None:
-    held = beside.held
+def test_with_writers_it_is_the_table_each_time(recopying: Recopying) -> None:
+    held = recopying.held
     with writers(held.dsn) as counts:
         for _ in range(2):
-            beside.recopy(before=partial(more, counts), after=partial(more, counts))
-    beside.caught_up()
+            recopying.recopy(before=partial(more, counts), after=partial(more, counts))
+    recopying.caught_up()
     assert in_log(held) == in_source(held)
 
 

@@ -14,6 +14,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from sys import intern
 from typing import TYPE_CHECKING, Final, Protocol
 
 from deltalake.exceptions import CommitFailedError
@@ -154,7 +155,6 @@ class DeltaSink:
         all rows.
         """
         schema, before = batch.schema, self.parts.published.records.get(batch.schema.relation)
-        text = schema.to_json().decode()
         return TableRecord(
             relation=schema.relation,
             topic=schema.topic,
@@ -163,7 +163,7 @@ class DeltaSink:
             version=target.version,
             state=applied_state(batch, before, complete=target.is_complete).value,
             reason=None,
-            schema=before.schema if before is not None and before.schema == text else text,  # kept cuts share the text
+            schema=intern(schema.to_json().decode()),  # kept cuts share the text
         )
 
     def publish(self, record: Published) -> None:

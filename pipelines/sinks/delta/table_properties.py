@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -34,20 +34,20 @@ def create_table(uri: str, columns: pa.Schema, **options: Any) -> DeltaTable:
     Raises CommitFailedError if another client creates a table there at the same time.
     """
     configuration: Mapping[str, str] = options.get("configuration") or {}
-    metadata: Action = {
-        "id": str(uuid.uuid4()),
-        "format": {"provider": "parquet", "options": {}},
-        "schemaString": Schema.from_arrow(columns).to_json(),
-        "partitionColumns": options.get("partition_by") or [],
-        "configuration": dict(configuration),
-        "createdTime": time.time_ns() // 1_000_000,
-        **{name: options[name] for name in ("name", "description") if options.get(name) is not None},
-    }
+    metadata = _metadata(
+        Schema.from_arrow(columns),
+        options.get("partition_by") or [],
+        configuration,
+        id=str(uuid.uuid4()),
+        name=options.get("name"),
+        description=options.get("description"),
+        createdTime=time.time_ns() // 1_000_000,
+    )
     kinds = frozenset((column.type, column.nullable) for column in columns)
     properties = frozenset(
         (name, value) for name, value in configuration.items() if name.startswith("delta.") and name != STATISTICS
     )
-    created = [commit_info("CREATE TABLE", engineInfo="cdc"), _protocol(kinds, properties), {"metaData": metadata}]
+    created = [commit_info("CREATE TABLE", engineInfo="cdc"), _protocol(kinds, properties), metadata]
     storage = storage_of(uri)
     storage.make_folder("_delta_log")
     try:
@@ -89,7 +89,17 @@ def set_properties(uri: str, table: DeltaTable, properties: Mapping[str, str]) -
         table.alter.add_feature(TableFeatures.DeletionVectors, allow_protocol_versions_increase=True)
     storage = storage_of(uri)
     for _ in range(ATTEMPTS):
-        actions = [commit_info("SET TBLPROPERTIES", engineInfo="cdc"), _metadata(table, properties)]
+        found = table.metadata()
+        metadata = _metadata(
+            table.schema(),
+            found.partition_columns,
+            {**found.configuration, **properties},
+            id=str(found.id),
+            name=found.name,
+            description=found.description,
+            createdTime=found.created_time,
+        )
+        actions = [commit_info("SET TBLPROPERTIES", engineInfo="cdc"), metadata]
         try:
             storage.create(commit_path(table.version() + 1), encode_commit(actions))
         except FileExistsError:
@@ -100,15 +110,12 @@ def set_properties(uri: str, table: DeltaTable, properties: Mapping[str, str]) -
     raise CommitFailedError("other clients committed to the table during each attempt to set its properties")
 
 
-def _metadata(table: DeltaTable, properties: Mapping[str, str]) -> Action:
-    """Return the `metaData` action of a table, with `properties` added to its configuration."""
-    found = table.metadata()
+def _metadata(schema: Schema, partition_by: Sequence[str], configuration: Mapping[str, str], **more: Any) -> Action:
+    """Return the `metaData` action of a table. more: its other fields; those that are None are left out."""
     action: Action = {
-        "id": str(found.id),
         "format": {"provider": "parquet", "options": {}},
-        "schemaString": table.schema().to_json(),
-        "partitionColumns": found.partition_columns,
-        "configuration": {**found.configuration, **properties},
+        "schemaString": schema.to_json(),
+        "partitionColumns": [*partition_by],
+        "configuration": dict(configuration),
     }
-    optional = {"name": found.name, "description": found.description, "createdTime": found.created_time}
-    return {"metaData": action | {name: value for name, value in optional.items() if value is not None}}
+    return {"metaData": action | {name: value for name, value in more.items() if value is not None}}

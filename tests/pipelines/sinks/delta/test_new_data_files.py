@@ -50,12 +50,12 @@ SAMPLED = pa.table(
 )
 
 
-def told(rows: pa.Table, *columns: str) -> Any:
+def parsed_statistics(rows: pa.Table, *columns: str) -> Any:
     return json.loads(statistics(rows, columns))
 
 
-def test_bounds_and_nulls_are_told_as_delta_spells_them() -> None:
-    found = told(ROWS, "id", "name", "made", "day")
+def test_bounds_and_nulls_are_written_as_delta_spells_them() -> None:
+    found = parsed_statistics(ROWS, "id", "name", "made", "day")
     assert found["numRecords"] == 3
     assert found["minValues"] == {"id": 1, "name": "b", "made": "2026-01-02T03:04:05.678Z", "day": "0001-01-01"}
     assert found["maxValues"] == {"id": 3, "name": "ü", "made": "2026-01-02T03:04:05.678Z", "day": "2026-01-31"}
@@ -63,7 +63,7 @@ def test_bounds_and_nulls_are_told_as_delta_spells_them() -> None:
 
 
 def test_a_type_without_an_exact_spelling_has_no_bounds_but_its_nulls() -> None:
-    found = told(ROWS, "price", "active", "empty")
+    found = parsed_statistics(ROWS, "price", "active", "empty")
     assert (found["minValues"], found["maxValues"]) == ({}, {})
     assert found["nullCount"] == {"price": 2, "active": 1, "empty": 3}
 
@@ -72,17 +72,19 @@ def test_a_type_without_an_exact_spelling_has_no_bounds_but_its_nulls() -> None:
 def test_a_moment_before_1970_is_never_before_its_bound(zone: str | None) -> None:
     moments = pa.array([-1, -1_500, -62_135_596_799_999_999], pa.timestamp("us", tz=zone))
     for moment in moments:
-        least = told(pa.table({"made": pa.array([moment.as_py()], moments.type)}), "made")["minValues"]["made"]
+        least = parsed_statistics(pa.table({"made": pa.array([moment.as_py()], moments.type)}), "made")["minValues"][
+            "made"
+        ]
         assert pa.array([least.removesuffix("Z").replace("T", " ")]).cast(pa.timestamp("us"))[0].value <= moment.value
 
 
 def test_nothing_is_said_of_columns_that_were_not_asked_for_or_are_not_there() -> None:
-    assert told(ROWS, "id", "other")["nullCount"] == {"id": 0}
+    assert parsed_statistics(ROWS, "id", "other")["nullCount"] == {"id": 0}
 
 
 def test_a_long_text_is_never_outside_of_its_bounds() -> None:
     long = "x" * (MAX_TEXT_BOUND + 1)
-    found = told(pa.table({"note": [long]}), "note")
+    found = parsed_statistics(pa.table({"note": [long]}), "note")
     assert found["minValues"] == {"note": long[:MAX_TEXT_BOUND]}
     assert found["maxValues"] == {}
 
@@ -122,7 +124,7 @@ def test_few_rows_have_the_bounds_of_many(numbers: list[int | None], texts: list
     for values, kind in ((numbers, pa.int64()), (texts, pa.string())):
         few = pa.table({"value": pa.array(values, kind)})
         many = pa.concat_tables([few] * (FEW_ROWS + 1))
-        found, expected = told(few, "value"), told(many, "value")
+        found, expected = parsed_statistics(few, "value"), parsed_statistics(many, "value")
         assert found["minValues"] == expected["minValues"]
         assert found["maxValues"] == expected["maxValues"]
 
