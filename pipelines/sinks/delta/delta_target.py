@@ -11,7 +11,6 @@ error.
 
 from __future__ import annotations
 
-import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from typing import Any, Final, Self, TypeVar, cast
 import pyarrow as pa
 import pyarrow.compute as pc
 import structlog
-from deltalake import CommitProperties, DeltaTable, Metadata, Transaction, write_deltalake
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.schema import Schema
 from deltalake.transaction import AddAction
@@ -29,7 +28,7 @@ from cdc.errors import SchemaNotApplicable
 from cdc.failpoint import hit
 from cdc.stores.path_ownership import LOG_ID, check_free, check_owner, foreign_table_error
 from cdc.table import TableSchema
-from cdc.target_names import END_COLUMN, ORDINAL_COLUMN, POSITION_COLUMN, START_COLUMN, column_name
+from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, column_name
 from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.delta_log_cleanup import CHECKPOINT_EVERY, is_newest
 from pipelines.sinks.delta.schema_evolution import (
@@ -39,9 +38,16 @@ from pipelines.sinks.delta.schema_evolution import (
     evolved_batch,
     without_ids,
 )
-from pipelines.sinks.delta.table_properties import create_table, set_properties
-from pipelines.sinks.delta.target_layout import DELETION_VECTORS, PLAIN, SHARED, STATISTICS, TargetLayout
-from pipelines.sinks.delta.target_part import KEYLESS, RELATION, RowReader, SharedPart, TargetPart, WholeTarget
+from pipelines.sinks.delta.table_properties import TableMetadata, create_table, set_properties
+from pipelines.sinks.delta.target_layout import (
+    DELETION_VECTORS,
+    PLAIN,
+    SHARED,
+    STATISTICS,
+    TargetLayout,
+    described_columns,
+)
+from pipelines.sinks.delta.target_part import RELATION, RowReader, SharedPart, TargetPart, WholeTarget
 from pipelines.sinks.delta.unsupported_feature_errors import translate_refusals
 
 APP_ID: Final = "cdc.app_id"
@@ -57,8 +63,6 @@ ERASED: Final = "/erased"
 the older rows. The changes up to that position may not be in the target yet.
 """
 
-MAX_STATISTICS: Final = 32
-"""Maximum number of columns with file statistics in a target; the default of Delta (`dataSkippingNumIndexedCols`)."""
 REOPEN_AFTER: Final = CHECKPOINT_EVERY
 """Number of new versions after which `DeltaTarget.refresh` opens the table again, because an open DeltaTable keeps
 every commit that it has read in memory.
@@ -70,9 +74,10 @@ _PROPERTIES: Final = {
     # a commit per second makes 86,400 files in `_delta_log` a day; each open of the table lists them
     "delta.logRetentionDuration": "interval 1 days",
 }
+_NO_FILES: Final = pa.schema([("path", pa.string()), ("size_bytes", pa.int64())]).empty_table()
+"""`DeltaTarget.actions` of a target without data files."""
 _CHANGED_WITH_ROWS: Final = {"files", "actions"}
 """Names of cached values that each commit of rows changes."""
-_PLAIN_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z")
 
 _T = TypeVar("_T")
 
@@ -95,13 +100,29 @@ class TxnMarker:
         return CommitProperties(app_transactions=[Transaction(self.app_id, self.version)])
 
 
+@dataclass(frozen=True, slots=True)
+class NewTarget:
+    """A target that does not exist yet."""
+
+    schema: TableSchema
+    """The source table, whose key columns get file statistics first."""
+    columns: pa.Schema
+    """All columns of the target."""
+    layout: TargetLayout = PLAIN
+    generation: int | None = None
+    """Position at which the full copy began that ends in the first batch of the target; None: no copy ends in it. A
+    shared target does not record it.
+    """
+
+
 class DeltaTarget:
     """A Delta table that a sink fills.
 
     Commits that this process makes without delta-rs are read by delta-rs only if `table` is used.
     """
 
-    def __init__(self, uri: str, table: DeltaTable, part: TargetPart | None = None) -> None:
+    def __init__(self, uri: str, table: DeltaTable | None, part: TargetPart | None = None) -> None:
+        """table: None for a target that was just created; delta-rs then opens it when `table` is used."""
         self.uri = uri
         self._table = table
         self.part: TargetPart = WholeTarget() if part is None else part
@@ -112,7 +133,7 @@ class DeltaTarget:
         """
         self.read_rows: RowReader | None = None
         """Function that reads the target's rows with Spark; None if delta-rs can read them."""
-        self._opened_at = self._version = self._cached_version = table.version()
+        self._opened_at = self._version = self._cached_version = 0 if table is None else table.version()
         self._cache: dict[str, Any] = {}
         """Values that were read from version `_cached_version` of the table; the key is the name given to `cached`."""
         self._last_column_change: int | None = None
@@ -130,25 +151,23 @@ class DeltaTarget:
             return cls(uri, DeltaTable(uri)) if DeltaTable.is_deltatable(uri) else None
 
     @classmethod
-    def create(
-        cls, uri: str, log_id: str, schema: TableSchema, columns: pa.Schema, layout: TargetLayout = PLAIN
-    ) -> Self:
+    def create(cls, uri: str, log_id: str, new: NewTarget) -> Self:
         """Create an empty target at uri and record its identity in its properties.
 
-        schema: the source table, whose key columns get file statistics first. columns: all columns of the new target. A
-        shared target has no source table until `add_table` adds one. Raises TargetUnusable if the directory at uri is
+        A shared target has no source table until `add_table` adds one. Raises TargetUnusable if the directory at uri is
         not empty.
         """
         check_free(uri)
-        identity = {LOG_ID: log_id, APP_ID: str(uuid.uuid4())}
+        schema, layout, columns, app_id = new.schema, new.layout, new.columns, str(uuid.uuid4())
+        identity = {LOG_ID: log_id, APP_ID: app_id}
         if layout.is_shared:
             columns = without_ids(columns)
         else:
-            identity |= {RELATION: str(schema.relation)} | ({} if schema.key else {KEYLESS: "true"})
+            identity |= WholeTarget.properties(schema, new.generation)
         first = [*(column_name(column.name) for column in schema.key), *layout.cluster_by]
         described = [name for name in described_columns(columns, first) if name not in layout.partition_by]
         statistics = {STATISTICS: ",".join(described)}
-        table = create_table(
+        metadata = create_table(
             uri,
             columns,
             name=uri.rpartition("/")[2] if layout.is_shared else schema.topic,
@@ -156,7 +175,15 @@ class DeltaTarget:
             partition_by=list(layout.partition_by) or None,
             configuration={**_PROPERTIES, **layout.configuration, **statistics, **identity},
         )
-        return cls(uri, table)
+        created = cls(uri, None)
+        # a new table needs no reading
+        created._cache |= {
+            "metadata": metadata,
+            "all columns": pa.schema(Schema.from_arrow(columns).to_arrow()),
+            "actions": _NO_FILES,
+            **dict.fromkeys([app_id, app_id + ROWS, app_id + ERASED, app_id + COLUMNS]),
+        }
+        return created
 
     def part_of(self, relation: int) -> DeltaTarget:
         """Return this target limited to the rows of one relation; return a target that is not shared as it is."""
@@ -233,43 +260,45 @@ class DeltaTarget:
         """Read the newest version, which may come from other clients; raises TargetUnusable as `open` does."""
         known = self.version
         with translate_refusals(self.uri):
-            if self._table.version() - self._opened_at >= REOPEN_AFTER:
+            if self._table is not None and self._table.version() - self._opened_at >= REOPEN_AFTER:
                 self.reopen()
             elif not is_newest(self.uri, known):
                 self._read_commits()
         if self.version != known:
             self._last_column_change = None
 
-    def reopen(self) -> None:
+    def reopen(self) -> DeltaTable:
         """Open the newest version of the table again, so that the commits read earlier leave the memory."""
         self._table = DeltaTable(self.uri)
         self._opened_at = self._version = self._table.version()
+        return self._table
 
-    def _read_commits(self) -> None:
-        known = self.version
-        if self._version - self._table.version() >= REOPEN_AFTER:
-            self.reopen()
+    def _read_commits(self) -> DeltaTable:
+        known, table = self.version, self._table
+        if table is None or self._version - table.version() >= REOPEN_AFTER:
+            table = self.reopen()
         else:
-            self._table.update_incremental()
+            table.update_incremental()
         if self.version != known:
             self._last_column_change = None
+        return table
 
     @property
     def table(self) -> DeltaTable:
         """The Delta table. If this process has committed without delta-rs, delta-rs first reads these commits."""
-        if self._table.version() < self._version:
-            self._read_commits()
+        if self._table is None or self._table.version() < self._version:
+            return self._read_commits()
         return self._table
 
     @property
     def version(self) -> int:
         """The version of the Delta table that this process has read or committed last."""
-        return max(self._version, self._table.version())
+        return self._version if self._table is None else max(self._version, self._table.version())
 
     @property
-    def metadata(self) -> Metadata:
+    def metadata(self) -> TableMetadata:
         """Id, properties and partition columns of the Delta table."""
-        return self.cached("metadata", lambda: self.table.metadata())  # noqa: PLW0108 - `table` may read commits
+        return self.cached("metadata", lambda: TableMetadata.of(self.table))
 
     @property
     def relation(self) -> int | None:
@@ -569,27 +598,3 @@ def rewritten_bytes(before: pa.Table, after: pa.Table) -> int:
 
 def _counted(actions: pa.Table) -> tuple[int, int]:
     return actions.num_rows, pc.sum(actions["size_bytes"]).as_py() or 0
-
-
-def described_columns(columns: pa.Schema, first: Sequence[str]) -> list[str]:
-    """Return the names of the columns that get file statistics: position and ordinal, the columns in `first`, then the
-    others.
-
-    Nested columns are left out because they have no bounds. Float columns are left out because delta-rs ignores NaN in
-    statistics, so Spark's `> 100` would skip files with NaN. Names that need quoting are left out because delta-rs and
-    Spark parse them differently in `delta.dataSkippingStatsColumns`. At most MAX_STATISTICS names are returned.
-    """
-    # without bounds of these columns, a merge into a target with versions would open the files of all old versions
-    spans = [name for name in (START_COLUMN, END_COLUMN) if name in columns.names]
-    ordered = dict.fromkeys([POSITION_COLUMN, ORDINAL_COLUMN, *first, *spans, *columns.names])
-    described = [
-        name
-        for name in ordered
-        if name in (POSITION_COLUMN, ORDINAL_COLUMN, *spans)
-        or (name in columns.names and _PLAIN_NAME.match(name) and not _has_no_bounds(columns.field(name).type))
-    ]
-    return described[:MAX_STATISTICS]
-
-
-def _has_no_bounds(kind: pa.DataType) -> bool:
-    return pa.types.is_floating(kind) or pa.types.is_nested(kind)

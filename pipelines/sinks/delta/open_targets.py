@@ -11,11 +11,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from threading import RLock
 
+from deltalake import DeltaTable
+
 from cdc.config import SchemaChanges
 from cdc.errors import TargetUnusable
 from cdc.table import TableSchema
 from pipelines.sinks.contract import TableBatch
-from pipelines.sinks.delta.delta_target import ERASED, DeltaTarget
+from pipelines.sinks.delta.delta_target import ERASED, DeltaTarget, NewTarget
 from pipelines.sinks.delta.published_cuts_table import LastPublished
 from pipelines.sinks.delta.schema_evolution import (
     ColumnChange,
@@ -77,7 +79,7 @@ class OpenTargets:
         An attempt before a crash may have created the target for a longer range of the log. Columns that only the
         longer range has are then removed.
         """
-        target = self.open(batch.schema)
+        target = self.open(batch.schema, batch.generation)
         if batch.schema.relation not in self._published.records and target.is_untouched:
             shape, mode = self.shape(batch.schema), self._settings.of(batch.schema.topic).history_mode
             columns = shape.columns_in_mode(mode)
@@ -86,10 +88,16 @@ class OpenTargets:
             target.evolve_columns(change, batch.upto)
         return target
 
-    def open(self, schema: TableSchema) -> DeltaTarget:
+    def existing(self, schema: TableSchema) -> DeltaTarget | None:
+        """Return the target of a table as `open` does; None if it does not exist, or is not a Delta table."""
+        uri = self._uri(schema)
+        return self.open(schema) if uri in self.by_uri or DeltaTable.is_deltatable(uri) else None
+
+    def open(self, schema: TableSchema, generation: int | None = None) -> DeltaTarget:
         """Return the target of a table at its newest version; create it if it does not exist.
 
-        Raises TargetUnusable, SchemaNotApplicable, TransformFailed or TargetRulesChanged if it cannot be used.
+        generation: as in NewTarget. Raises TargetUnusable, SchemaNotApplicable, TransformFailed or TargetRulesChanged
+        if it cannot be used.
         """
         uri, shape = self._uri(schema), self.shape(schema)
         layout = replace(
@@ -100,7 +108,7 @@ class OpenTargets:
         target = self.by_uri.get(uri)
         self._plans.claim_path(uri, schema)
         if target is None:
-            target = DeltaTarget.open(uri) or self._create(uri, schema, layout)
+            target = DeltaTarget.open(uri) or self._create(uri, schema, layout, generation)
         else:
             target.refresh()
         if layout.is_shared:
@@ -187,13 +195,13 @@ class OpenTargets:
         target.add_table(schema, self.shape(schema).columns)
         return target
 
-    def _create(self, uri: str, schema: TableSchema, layout: TargetLayout) -> DeltaTarget:
+    def _create(self, uri: str, schema: TableSchema, layout: TargetLayout, generation: int | None) -> DeltaTarget:
         self._check_new(schema)
         check_named(schema, self._settings.rules)
         check_history_mode(schema, layout.history_mode)
         shape = self.shape(schema)
         columns = shape.columns_in_mode(layout.history_mode)
-        return DeltaTarget.create(uri, self.log_id, shape.schema, columns, layout)
+        return DeltaTarget.create(uri, self.log_id, NewTarget(shape.schema, columns, layout, generation))
 
     def _check_new(self, schema: TableSchema) -> None:
         """Raise TargetUnusable if the last published record names a target of the table.

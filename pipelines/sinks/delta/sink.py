@@ -207,7 +207,8 @@ class DeltaSink:
     def target_position(self, schema: TableSchema) -> int:
         """See ParkingSink.target_position."""
         with self.parts.targets.lock(schema):
-            position = self._strategy(schema).rows_upto(self.parts.targets.open(schema))
+            target = self.parts.targets.existing(schema)
+            position = 0 if target is None else self._strategy(schema).rows_upto(target)
         self.parked.load_unpublished(schema.relation, position)
         return position
 

@@ -32,7 +32,7 @@ from cdc.stores.unsupported_table_features import unsupported_features
 from cdc.table import TableSchema
 from cdc.target_names import parked_uri, published_uri
 from pipelines.sinks.delta.dead_letters import DeadLetterTable
-from pipelines.sinks.delta.delta_target import COLUMNS, ERASED, ROWS, DeltaTarget
+from pipelines.sinks.delta.delta_target import COLUMNS, ERASED, ROWS, DeltaTarget, NewTarget
 from pipelines.sinks.delta.erase_earlier_versions import erase_earlier, is_marked, mark_to_erase
 from pipelines.sinks.delta.new_data_files import delta_bounds
 from pipelines.sinks.delta.published_cuts_table import PublishedTable
@@ -152,7 +152,7 @@ class StagedDelta:
         uri = self._settings.uri_of(schema)
         staged = DeltaTarget(records[0].target, DeltaTable(records[0].target))
         layout = replace(staged.layout, has_vectors=self._settings.has_vectors(schema.topic))
-        target = DeltaTarget.open(uri) or DeltaTarget.create(uri, log_id, schema, staged.columns, layout)
+        target = DeltaTarget.open(uri) or DeltaTarget.create(uri, log_id, NewTarget(schema, staged.columns, layout))
         target.check_log(log_id)
         _check_replaceable(target, staged)
         if staged.is_shared:  # a table whose rebuild failed may have some rows

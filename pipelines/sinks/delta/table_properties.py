@@ -10,9 +10,10 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import pyarrow as pa
 from deltalake import DeltaTable, TableFeatures
@@ -28,17 +29,34 @@ from pipelines.sinks.delta.target_layout import DELETION_VECTORS, STATISTICS
 _NOT_NEEDED: Final = "variantType"
 
 
-def create_table(uri: str, columns: pa.Schema, **options: Any) -> DeltaTable:
-    """Create an empty Delta table at `uri`, and return it. options: as for DeltaTable.create.
+@dataclass(frozen=True, slots=True)
+class TableMetadata:
+    """Metadata of a Delta table, without its columns."""
+
+    id: str
+    configuration: Mapping[str, str]
+    """The properties of the table."""
+    partition_columns: Sequence[str]
+
+    @classmethod
+    def of(cls, table: DeltaTable) -> Self:
+        """Return the metadata of the version that delta-rs has read."""
+        found = table.metadata()
+        return cls(str(found.id), found.configuration, found.partition_columns)
+
+
+def create_table(uri: str, columns: pa.Schema, **options: Any) -> TableMetadata:
+    """Create an empty Delta table at `uri`, and return its metadata. options: as for DeltaTable.create.
 
     Raises CommitFailedError if another client creates a table there at the same time.
     """
     configuration: Mapping[str, str] = options.get("configuration") or {}
+    created = TableMetadata(str(uuid.uuid4()), configuration, options.get("partition_by") or [])
     metadata = _metadata(
         Schema.from_arrow(columns),
-        options.get("partition_by") or [],
+        created.partition_columns,
         configuration,
-        id=str(uuid.uuid4()),
+        id=created.id,
         name=options.get("name"),
         description=options.get("description"),
         createdTime=time.time_ns() // 1_000_000,
@@ -47,14 +65,14 @@ def create_table(uri: str, columns: pa.Schema, **options: Any) -> DeltaTable:
     properties = frozenset(
         (name, value) for name, value in configuration.items() if name.startswith("delta.") and name != STATISTICS
     )
-    created = [commit_info("CREATE TABLE", engineInfo="cdc"), _protocol(kinds, properties), metadata]
+    actions = [commit_info("CREATE TABLE", engineInfo="cdc"), _protocol(kinds, properties), metadata]
     storage = storage_of(uri)
     storage.make_folder("_delta_log")
     try:
-        storage.create(commit_path(0), encode_commit(created))
+        storage.create(commit_path(0), encode_commit(actions))
     except FileExistsError as exc:
         raise CommitFailedError(f"another client created a table at {uri!r}") from exc
-    return DeltaTable(uri)
+    return created
 
 
 @lru_cache(maxsize=1024)

@@ -6,6 +6,7 @@ another value, and for a text that is too long for a directory name.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
@@ -25,6 +26,8 @@ from cdc.target_names import (
     FROM_COLUMN,
     GENERATION_COLUMN,
     OP_COLUMN,
+    ORDINAL_COLUMN,
+    POSITION_COLUMN,
     START_COLUMN,
     TO_COLUMN,
 )
@@ -36,8 +39,11 @@ DELETION_VECTORS: Final = "delta.enableDeletionVectors"
 """Property of a Delta table: `true` if its writers may mark rows as deleted instead of rewriting their files."""
 STATISTICS: Final = "delta.dataSkippingStatsColumns"
 """Property of a Delta table: the names of the columns for which `_delta_log` has file statistics."""
+MAX_STATISTICS: Final = 32
+"""Maximum number of columns with file statistics in a target; the default of Delta (`dataSkippingNumIndexedCols`)."""
 SHARED: Final = "cdc.merged"
 """Property of a target: `true` if several tables share it; each row then has its relation in `_relation`."""
+_PLAIN_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z")
 _TIME: Final = pa.timestamp("us", tz="UTC")
 
 MODE_COLUMNS: Final[Mapping[HistoryMode, pa.Schema]] = {
@@ -218,3 +224,27 @@ def backticked(name: str) -> str:
 
 PLAIN: Final = TargetLayout()
 """The layout of a target whose source table has no rule."""
+
+
+def described_columns(columns: pa.Schema, first: Sequence[str]) -> list[str]:
+    """Return the names of the columns that get file statistics: position and ordinal, the columns in `first`, then the
+    others.
+
+    Nested columns are left out because they have no bounds. Float columns are left out because delta-rs ignores NaN in
+    statistics, so Spark's `> 100` would skip files with NaN. Names that need quoting are left out because delta-rs and
+    Spark parse them differently in `delta.dataSkippingStatsColumns`. At most MAX_STATISTICS names are returned.
+    """
+    # without bounds of these columns, a merge into a target with versions would open the files of all old versions
+    spans = [name for name in (START_COLUMN, END_COLUMN) if name in columns.names]
+    ordered = dict.fromkeys([POSITION_COLUMN, ORDINAL_COLUMN, *first, *spans, *columns.names])
+    described = [
+        name
+        for name in ordered
+        if name in (POSITION_COLUMN, ORDINAL_COLUMN, *spans)
+        or (name in columns.names and _PLAIN_NAME.match(name) and not _has_no_bounds(columns.field(name).type))
+    ]
+    return described[:MAX_STATISTICS]
+
+
+def _has_no_bounds(kind: pa.DataType) -> bool:
+    return pa.types.is_floating(kind) or pa.types.is_nested(kind)

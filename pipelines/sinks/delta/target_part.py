@@ -139,6 +139,12 @@ class WholeTarget:
     relation: int | None = None
     has_own_columns = True
 
+    @staticmethod
+    def properties(schema: TableSchema, generation: int | None) -> dict[str, str]:
+        """Return the properties of a new target that name its source table, and its last full copy if there was one."""
+        found = {RELATION: str(schema.relation)} | ({} if schema.key else {KEYLESS: "true"})
+        return found if generation is None else found | {GENERATION: str(generation)}
+
     def recorded_relation(self, target: TargetTable) -> int | None:
         """See TargetPart.recorded_relation."""
         found = target.read_property(RELATION)

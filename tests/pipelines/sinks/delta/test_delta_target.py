@@ -13,13 +13,21 @@ from deltalake.exceptions import CommitFailedError
 from cdc.config import SchemaChanges
 from cdc.errors import SchemaNotApplicable, TargetUnusable
 from cdc.log.delta_actions import txn_action
-from pipelines.sinks.delta.delta_target import DeltaTarget, TxnMarker, described_columns, rewritten_bytes
+from pipelines.sinks.delta.delta_target import (
+    COLUMNS,
+    ERASED,
+    ROWS,
+    DeltaTarget,
+    NewTarget,
+    TxnMarker,
+    rewritten_bytes,
+)
 from pipelines.sinks.delta.schema_evolution import ColumnChange
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.types.families import TypePolicy
 from pipelines.types.typed_rows import target_schema
-from tests.contracts.folded import ID, ORDERS, PRICE, batch, put
+from tests.contracts.folded import ID, ORDERS, PRICE, batch, column, put
 from tests.pipelines.sinks.added_features import commit
 from tests.pipelines.sinks.test_delta_schema_changes import ARTICLE, having, publish, rows
 
@@ -78,26 +86,9 @@ def test_a_rewrite_of_rows_that_another_hand_has_added_to_is_refused_and_done_ag
     assert rows(record) == {1: ("a", "1.00"), 2: ("b", "1.00"), 9: ("a", "1.00")}
 
 
-def test_statistics_describe_position_and_key_first_and_no_column_without_bounds() -> None:
-    kinds = {
-        "ratio": pa.float64(),
-        "tags": pa.list_(pa.int64()),
-        "item": pa.string(),
-        "id": pa.int64(),
-        "a b": pa.int64(),
-    }
-    own = [pa.field(name, kind) for name, kind in kinds.items()]
-    columns = pa.schema([*own, pa.field("_position", pa.int64()), pa.field("_ordinal", pa.int64())])
-
-    assert described_columns(columns, ["id"]) == ["_position", "_ordinal", "id", "item"]
-    wide = pa.schema([pa.field(f"c{n}", pa.int64()) for n in range(50)])
-    assert len(described_columns(wide, ["c49"])) == 32
-    assert "c49" in described_columns(wide, ["c49"])
-
-
 def test_a_target_names_its_log_and_its_table(tmp_path: Path) -> None:
     columns = target_schema(ORDERS, TypePolicy.EXACT)
-    created = DeltaTarget.create(str(tmp_path / "target"), "log-1", ORDERS, columns)
+    created = DeltaTarget.create(str(tmp_path / "target"), "log-1", NewTarget(ORDERS, columns))
     target = DeltaTarget.open(created.uri)
     assert target is not None
     target.check_identity("log-1", ORDERS)
@@ -115,6 +106,51 @@ def test_a_target_names_its_log_and_its_table(tmp_path: Path) -> None:
     target.complete_generation(5)
     assert target.is_complete
     assert DeltaTarget.open(f"{tmp_path}/other") is None
+
+
+TYPE_OIDS = (
+    16,
+    17,
+    21,
+    23,
+    114,
+    700,
+    701,
+    1000,
+    1007,
+    1009,
+    1043,
+    1082,
+    1083,
+    1114,
+    1184,
+    1186,
+    1231,
+    1700,
+    2950,
+    3802,
+)
+WIDE = replace(
+    ORDERS,
+    columns=(*ORDERS.columns, *(column(n, f"c{n}", f"type {n}", oid=oid) for n, oid in enumerate(TYPE_OIDS, 10))),
+)
+
+
+def test_what_a_new_target_remembers_is_what_its_table_contains(tmp_path: Path) -> None:
+    columns = target_schema(WIDE, TypePolicy.EXACT)
+    created = DeltaTarget.create(str(tmp_path / "target"), "log-1", NewTarget(WIDE, columns, generation=5))
+    opened = DeltaTarget.open(created.uri)
+    assert opened is not None
+
+    def known(target: DeltaTarget) -> list[object]:
+        transactions = [target.transaction(suffix) for suffix in ("", ROWS, ERASED, COLUMNS)]
+        return [target.version, target.metadata, target.all_columns, target.columns, target.files(), transactions]
+
+    assert known(created) == known(opened)
+    assert created.all_columns.equals(opened.all_columns, check_metadata=True)
+    assert created.actions.equals(opened.actions.select(created.actions.column_names).cast(created.actions.schema))
+    assert created._table is None, "delta-rs has not opened it"
+    assert created.table.version() == 0
 
 
 ONE_ROW = pa.table({"n": [1]})

@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 from cdc.errors import SinkUnavailable, TargetUnusable
 from pipelines.sinks.contract import TableRecord
 from pipelines.sinks.delta.delta_log_cleanup import CHECKPOINT_EVERY, data_paths_of
-from pipelines.sinks.delta.delta_target import REOPEN_AFTER, DeltaTarget, TxnMarker
+from pipelines.sinks.delta.delta_target import REOPEN_AFTER, DeltaTarget, NewTarget, TxnMarker
 from pipelines.sinks.delta.indexed.delta_log import LiveFiles, vector_paths
 from pipelines.sinks.delta.indexed.table_storage import LocalStorage
 from pipelines.sinks.delta.merge_source import source_rows
@@ -56,7 +56,7 @@ class Opened:
 
 def create(uri: str, *, has_vectors: bool = True) -> DeltaTarget:
     """Create an empty target."""
-    return DeltaTarget.create(uri, "log-1", ORDERS, SHAPE.columns, TargetLayout(has_vectors=has_vectors))
+    return DeltaTarget.create(uri, "log-1", NewTarget(ORDERS, SHAPE.columns, TargetLayout(has_vectors=has_vectors)))
 
 
 @pytest.fixture(name="opened")
@@ -136,7 +136,7 @@ def test_a_target_may_have_a_file_url(tmp_path: Path) -> None:
 
 def test_a_key_of_a_nested_type_is_refused(tmp_path: Path) -> None:
     tags = RowShape(replace(ORDERS, columns=(ID, column(2, "tags", "integer[]", oid=1007))), TypePolicy.EXACT)
-    target = DeltaTarget.create(str(tmp_path), "log-1", ORDERS, tags.columns, TargetLayout(has_vectors=True))
+    target = DeltaTarget.create(str(tmp_path), "log-1", NewTarget(ORDERS, tags.columns, TargetLayout(has_vectors=True)))
     indexed = IndexedTargets(None)
 
     assert not indexed.can_merge(target, ("id", "tags"))

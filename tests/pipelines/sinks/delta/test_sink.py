@@ -11,7 +11,7 @@ import pytest
 from cdc.config import SinkRule
 from cdc.config.sinks import HistoryMode
 from cdc.errors import SchemaNotApplicable
-from pipelines.sinks.contract import Published
+from pipelines.sinks.contract import Published, TargetState
 from pipelines.sinks.delta.history_strategy import History
 from pipelines.sinks.delta.latest_state_strategy import LatestState
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
@@ -47,6 +47,18 @@ def test_bytes_that_another_writer_rewrites_in_an_indexed_target_are_counted(tmp
     sink.close()
 
     assert sink.commit_rate.rewritten > 0
+
+
+@pytest.mark.parametrize("mode", ALL_SETTINGS)
+def test_a_copy_in_one_batch_makes_a_target_with_two_commits(tmp_path: Path, mode: HistoryMode) -> None:
+    sink = DeltaSink(settings_in(tmp_path, ALL_SETTINGS[mode]))
+    sink.open("log-1")
+    assert sink.target_position(ORDERS) == 0
+    assert not (tmp_path / "shop").exists(), "only a batch creates the target"
+    record = sink.apply(batch([put(1, "a", 10)], 0, 20, generation=5))
+    sink.close()
+
+    assert (record.version, record.state) == (1, TargetState.STREAMING)
 
 
 def test_the_policy_of_a_rule_counts_for_its_tables(tmp_path):

@@ -16,7 +16,7 @@ from deltalake.schema import PrimitiveType
 
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
-from pipelines.sinks.delta.table_properties import create_table, set_properties
+from pipelines.sinks.delta.table_properties import TableMetadata, create_table, set_properties
 from pipelines.sinks.delta.target_layout import DELETION_VECTORS
 from tests.contracts.folded import ORDERS, batch, column, gone, put
 from tests.pipelines.sinks.added_features import add_features
@@ -53,7 +53,9 @@ def test_a_table_is_created_and_changed_as_by_delta_rs_but_for_one_feature(
     columns: pa.Schema, configuration: dict[str, str], tmp_path: Path
 ) -> None:
     mine, other = str(tmp_path / "mine"), str(tmp_path / "other")
-    table = create_table(mine, columns, configuration=configuration, **OPTIONS)
+    created = create_table(mine, columns, configuration=configuration, **OPTIONS)
+    table = DeltaTable(mine)
+    assert created == TableMetadata.of(table)
     theirs = DeltaTable.create(other, columns, configuration=configuration, raise_if_key_not_exists=False, **OPTIONS)
     for properties in ({"cdc.b": "1", "cdc.a": "2"}, {"delta.logRetentionDuration": "interval 3 days"}):
         set_properties(mine, table, properties)
@@ -77,7 +79,8 @@ def test_a_target_has_no_features_that_it_does_not_need(tmp_path: Path) -> None:
 
 
 def test_a_table_gets_deletion_vectors_later(tmp_path: Path) -> None:
-    table = create_table(str(tmp_path), COLUMNS)
+    create_table(str(tmp_path), COLUMNS)
+    table = DeltaTable(str(tmp_path))
     set_properties(str(tmp_path), table, VECTORS)
     assert features(str(tmp_path)) == {"deletionVectors"}
     assert table.metadata().configuration == VECTORS
@@ -85,7 +88,8 @@ def test_a_table_gets_deletion_vectors_later(tmp_path: Path) -> None:
 
 def test_what_another_client_changed_stays(tmp_path: Path) -> None:
     uri = str(tmp_path)
-    table = create_table(uri, COLUMNS)
+    create_table(uri, COLUMNS)
+    table = DeltaTable(uri)
     DeltaTable(uri).alter.set_table_properties({"theirs": "1"}, raise_if_not_exists=False)
     DeltaTable(uri).alter.add_columns(Field("more", PrimitiveType("string")))
     set_properties(uri, table, {"mine": "2"})

@@ -17,6 +17,7 @@ from pipelines.sinks.delta.target_layout import (
     TargetLayout,
     backticked,
     check_partition_values,
+    described_columns,
     double_quoted,
     has_bounds,
     is_partition_type,
@@ -108,3 +109,20 @@ def test_some_types_partition_files_or_have_bounds(kind: pa.DataType, partitions
 
 def test_a_quote_in_a_name_is_doubled() -> None:
     assert (double_quoted('a"b'), backticked("a`b")) == ('"a""b"', "`a``b`")
+
+
+def test_statistics_describe_position_and_key_first_and_no_column_without_bounds() -> None:
+    kinds = {
+        "ratio": pa.float64(),
+        "tags": pa.list_(pa.int64()),
+        "item": pa.string(),
+        "id": pa.int64(),
+        "a b": pa.int64(),
+    }
+    own = [pa.field(name, kind) for name, kind in kinds.items()]
+    columns = pa.schema([*own, pa.field("_position", pa.int64()), pa.field("_ordinal", pa.int64())])
+
+    assert described_columns(columns, ["id"]) == ["_position", "_ordinal", "id", "item"]
+    wide = pa.schema([pa.field(f"c{n}", pa.int64()) for n in range(50)])
+    assert len(described_columns(wide, ["c49"])) == 32
+    assert "c49" in described_columns(wide, ["c49"])

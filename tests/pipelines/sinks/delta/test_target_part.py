@@ -11,7 +11,7 @@ import pytest
 from cdc.config import SchemaChanges
 from cdc.errors import SchemaNotApplicable
 from cdc.table import Column
-from pipelines.sinks.delta.delta_target import DeltaTarget
+from pipelines.sinks.delta.delta_target import DeltaTarget, NewTarget
 from pipelines.sinks.delta.schema_evolution import ColumnChange, column_id
 from pipelines.sinks.delta.target_layout import TargetLayout
 from pipelines.sinks.delta.target_part import (
@@ -41,7 +41,7 @@ def columns_with(*columns: Column) -> pa.Schema:
 def _shared(tmp_path: Path) -> DeltaTarget:
     """A shared target of shop.orders and shop.items."""
     layout = TargetLayout(("_relation",), is_shared=True)
-    target = DeltaTarget.create(str(tmp_path / "all"), "log-1", ORDERS, COLUMNS, layout)
+    target = DeltaTarget.create(str(tmp_path / "all"), "log-1", NewTarget(ORDERS, COLUMNS, layout))
     for schema in (ORDERS, ITEMS):
         target.part_of(schema.relation).add_table(schema, COLUMNS)
     target.refresh()

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from cdc.config import SinkRule
 from pipelines.sinks.contract import SparkAwaited
-from pipelines.sinks.delta.delta_target import DeltaTarget, TxnMarker
+from pipelines.sinks.delta.delta_target import DeltaTarget, NewTarget, TxnMarker
 from pipelines.sinks.delta.merge_source import source_rows
 from pipelines.sinks.delta.new_data_files import DataFile, statistics
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
@@ -123,7 +123,7 @@ def merge(target: DeltaTarget, upto: int, *rows: Row) -> dict[int, str]:
 
 
 def test_a_row_is_replaced_by_a_later_or_an_equal_one_and_deleted_by_a_later_one(tmp_path: Path) -> None:
-    target = DeltaTarget.create(str(tmp_path / "target"), "log-1", ORDERS, SHAPE.columns)
+    target = DeltaTarget.create(str(tmp_path / "target"), "log-1", NewTarget(ORDERS, SHAPE.columns))
     assert merge(target, 20, put(1, "a", 10), put(2, "b", 11), put(3, "c", 12), gone(4, 13)) == {1: "a", 2: "b", 3: "c"}
     found = merge(target, 40, put(1, "old", 9), put(2, "again", 11), gone(3, 12), put(5, "e", 30))
 
@@ -151,7 +151,7 @@ def test_the_writer_of_a_rule_is_chosen_for_its_tables(tmp_path: Path) -> None:
 
 
 def test_a_wanted_writer_is_chosen_whatever_the_size(tmp_path: Path) -> None:
-    target = DeltaTarget.create(str(tmp_path / "target"), "log-1", ORDERS, SHAPE.columns)
+    target = DeltaTarget.create(str(tmp_path / "target"), "log-1", NewTarget(ORDERS, SHAPE.columns))
     work, source = batch(None, 0, 20), source_rows(folded([put(1, "a", 10)]), SHAPE)
     chosen = {wanted: writers(wanted).choose(target, work, source, SHAPE.key) for wanted in Writer}
 
@@ -166,7 +166,7 @@ def test_a_wanted_writer_is_chosen_whatever_the_size(tmp_path: Path) -> None:
 
 def test_the_indexed_writer_is_chosen_for_a_target_with_deletion_vectors(tmp_path: Path) -> None:
     layout = TargetLayout(has_vectors=True)
-    target = DeltaTarget.create(str(tmp_path / "target"), "log-1", ORDERS, SHAPE.columns, layout)
+    target = DeltaTarget.create(str(tmp_path / "target"), "log-1", NewTarget(ORDERS, SHAPE.columns, layout))
     work, source = batch(None, 0, 20), source_rows(folded([put(1, "a", 10)]), SHAPE)
     chosen = {wanted: writers(wanted).choose(target, work, source, SHAPE.key) for wanted in Writer}
 
