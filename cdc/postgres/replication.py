@@ -3,8 +3,8 @@
 psycopg has no replication cursor, so this module implements the loop over COPY BOTH:
 
 - The walsender sends every message separately and wakes the reader for each. To avoid a system call and a thread switch
-  per message, the reader waits READ_DELAY seconds after the first input, or STEADY_READ_DELAY while input arrives
-  steadily. Then libpq reads all input, and one compiled loop extracts the messages.
+  per message, the reader waits READ_DELAY seconds after the first input, or longer while input arrives steadily. Then
+  libpq reads all input, and one compiled loop extracts the messages.
 - While the reader is behind, it waits BEHIND_READ_DELAY seconds. If Postgres is on the same machine and uses TCP, the
   reader also limits its receive buffer to RECEIVE_BUFFER. Further messages wait in the send buffer of Postgres, where
   the kernel joins them to large packets. One packet per message costs Postgres twice as much, and Postgres is the
@@ -44,19 +44,18 @@ from cdc.postgres.sqlstate import classify_message, map_errors
 READ_DELAY: Final = 0.001
 """Seconds between the first input and the read, so that one read gets all messages of a small transaction."""
 STEADY_READ_DELAY: Final = 0.020
-"""Seconds between input and read while input arrives steadily and the reader is not behind.
+"""Default seconds between input and read while input arrives steadily and the reader is not behind.
 
-One read and one decoding then serve all transactions of this time. The default of `log.commit.linger` is three times as
-long.
+One read and one decoding then serve all transactions of this time.
 """
 STEADY_INPUT: Final = 0.050
-"""Input is steady if it arrives within this many seconds after the input before; otherwise READ_DELAY applies."""
+"""Input is steady if it arrives within this many seconds after the last read; otherwise READ_DELAY applies."""
 BEHIND_READ_DELAY: Final = 0.010
 """Seconds between input and read while the reader is behind; one read then gets more than after READ_DELAY."""
 BEHIND_BYTES: Final = 16 << 10
-"""The reader counts as behind if its last batch has at least this size in bytes.
+"""The reader counts as behind if it got at least this many bytes for each STEADY_READ_DELAY of its last wait.
 
-A batch of this size contains more than a hundred messages, which arrived within one delay.
+These are more than a hundred messages. A shorter wait counts as STEADY_READ_DELAY.
 """
 RECEIVE_BUFFER: Final = 64 << 10
 """Size in bytes of the receive buffer of a TCP connection to the same machine; the kernel doubles it.
@@ -175,9 +174,9 @@ class ReplicationStream:
         self._floor, self._interval, self._silence = floor, interval, silence
         # 0 confirms nothing; never confirm less than the slot's own position
         self._confirmed = self._reported = Lsn(0)
-        self._sent_at = self._input_at = time.monotonic()
+        self._sent_at = self._input_at = self._read_at = time.monotonic()
         self._reply_requested_at: float | None = None  # the first request for a reply since the last input
-        self._behind = False
+        self._behind, self._waited = False, 0.0
         self._failure: CdcError | None = None
         self._poll = select.poll()
         self._poll.register(self._pgconn.socket, select.POLLIN)
@@ -206,8 +205,10 @@ class ReplicationStream:
             raise
         return stream
 
-    def receive(self, timeout: float) -> FrameBatch | None:
+    def receive(self, timeout: float, gather: float = STEADY_READ_DELAY) -> FrameBatch | None:
         """Return the available frames, about 4 MiB at most; None if none arrived within `timeout` seconds.
+
+        gather: seconds between input and read while input arrives steadily and the reader is not behind.
 
         Raises SourceUnreachable when the stream has ended, or when Postgres has been silent for too long. Raises
         UndecodableWal and other errors of Postgres. Frames that arrived before the error are returned first.
@@ -221,7 +222,7 @@ class ReplicationStream:
             if now >= deadline and timeout > 0:
                 self._check_silence(now)
                 return None
-            self._wait_and_read(max(0.0, min(deadline, self._next_report_at()) - now))
+            self._wait_and_read(max(0.0, min(deadline, self._next_report_at()) - now), gather)
             if timeout <= 0:
                 return self._take()
 
@@ -263,7 +264,7 @@ class ReplicationStream:
         drained = self._drain.take()
         frames = drained.frames
         if len(frames):
-            self._behind = frames.nbytes >= BEHIND_BYTES
+            self._behind = frames.nbytes >= BEHIND_BYTES * max(1.0, self._waited / STEADY_READ_DELAY)
             self.received_bytes += frames.nbytes
         if drained.reply_requested and self._failure is None:
             self._report()
@@ -275,13 +276,15 @@ class ReplicationStream:
             raise self._failure
         return None
 
-    def _wait_and_read(self, seconds: float) -> None:
+    def _wait_and_read(self, seconds: float, gather: float) -> None:
         """Wait for input, wait a little longer for more input, and read all of it."""
         if self._poll.poll(seconds * 1000):
-            before, self._input_at, self._reply_requested_at = self._input_at, time.monotonic(), None
-            is_steady = self._input_at - before < STEADY_INPUT
-            time.sleep(BEHIND_READ_DELAY if self._behind else STEADY_READ_DELAY if is_steady else READ_DELAY)
+            self._input_at, self._reply_requested_at = time.monotonic(), None
+            is_steady = self._input_at - self._read_at < STEADY_INPUT
+            self._waited = BEHIND_READ_DELAY if self._behind else gather if is_steady else READ_DELAY
+            time.sleep(self._waited)
             self._read_available()
+            self._read_at = time.monotonic()
 
     def _check_silence(self, now: float) -> None:
         """Raise SourceUnreachable if Postgres has been silent for too long and has not answered a reply request."""

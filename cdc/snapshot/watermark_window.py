@@ -165,6 +165,11 @@ class WatermarkWindows:
         self.streamed_rows = 0
         """Number of rows received from the stream so far, without the rows of copies."""
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a window is open, so that a copying thread waits for the stream; any thread may ask."""
+        return bool(self._windows)
+
     # called by the decoding thread
 
     def start_session(self, after: Position, known: Mapping[int, TableSchema]) -> None:
