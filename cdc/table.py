@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -287,4 +287,10 @@ def _schema_of(payload: bytes | str) -> TableSchema:
 
 @lru_cache(maxsize=_CACHED)
 def _payload_of(schema: TableSchema) -> bytes:
-    return json.dumps({"format": SCHEMA_FORMAT, **asdict(schema)}, sort_keys=True, ensure_ascii=False).encode()
+    content = {"format": SCHEMA_FORMAT, **_fields_of(schema)}
+    return json.dumps(content, default=_fields_of, sort_keys=True, ensure_ascii=False).encode()
+
+
+def _fields_of(record: TableSchema | Column | CatalogFingerprint) -> dict[str, Any]:
+    """Return the fields of a dataclass without copies of their values, which `dataclasses.asdict` makes."""
+    return {name: getattr(record, name) for name in record.__dataclass_fields__}

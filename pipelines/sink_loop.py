@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from threading import RLock
@@ -23,8 +22,7 @@ from cdc.position import Position
 from cdc.stores.published_record import Published, TableRecord, TargetState
 from cdc.table import TableSchema, TableState
 from pipelines.dead_letters.quarantine import Quarantine
-from pipelines.folding.fold import FOLDED_ARROW
-from pipelines.folding.folded_batch import Boundary, ControlEvents, FoldedBatch
+from pipelines.folding.folded_batch import NO_CHANGES, Boundary, ControlEvents, FoldedBatch
 from pipelines.range_folder import SMALL, RangeFolder
 from pipelines.runtime.cut_requests import CutRequests, PendingCut
 from pipelines.runtime.sink_status_reporter import SinkFigures
@@ -37,6 +35,7 @@ from pipelines.sinks.record_after_batch import (
     median_lag,
     with_progress_state,
 )
+from pipelines.table_threads import TableThreads
 
 log = structlog.get_logger("apply")
 
@@ -48,7 +47,7 @@ class SinkLoop:
         self._sink, self._fold, self._cuts, self._progress = sink, fold, cuts, progress
         self._log = fold.log
         self.quarantine = Quarantine(sink)
-        self._pool = ThreadPoolExecutor(sink.parallel, thread_name_prefix=f"merge-{sink.name}")
+        self._threads = TableThreads(sink)
         self._published = Published(0, 0, {})
         self._schemas: dict[int, TableSchema] = {}
         self._lock = RLock()
@@ -159,7 +158,7 @@ class SinkLoop:
                     if record.state == TargetState.FAILED:
                         break
             except LogTrimmed as exc:
-                batch = FoldedBatch(FOLDED_ARROW.empty_table())
+                batch = NO_CHANGES
                 record = failed_record(table, self._schemas[table.relation], log_trimmed_error(exc, self._sink.name))
             self._publish({table.relation: record}, Boundary(self.position, self._published.committed_at), batch)
 
@@ -167,14 +166,15 @@ class SinkLoop:
         """Wait for the running batch to end; after this, the loop applies no further batch."""
         with self._lock:
             self._drained = True
-        self._pool.shutdown()
+        self._threads.close()
 
     def _apply(self, batch: FoldedBatch, boundary: Boundary) -> None:
         concerned = sorted({*batch.relations, *self.quarantine.requested_relations})
         affected = [relation for relation in concerned if not self._is_failed(relation)]
         self.needs_reopen = self.needs_reopen or any(self._can_resume(r, batch.controls[r]) for r in batch.controls)
-        merged = self._pool.map(lambda relation: self._apply_table(relation, batch, boundary.position), affected)
-        records = dict(zip(affected, merged, strict=True))
+        records = self._threads.map(
+            lambda relation: self._apply_table(relation, batch, boundary.position), affected, batch.images.num_rows
+        )
         self._publish(records, boundary, batch)
         self.batch_seconds, self.batch_tables = time.monotonic() - self.batch_began, len(affected)
         self._progress.record_duration(self.batch_seconds)

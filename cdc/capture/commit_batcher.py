@@ -41,6 +41,15 @@ CHUNKS_PER_COMMIT: Final = 3
 
 With more chunks per commit, the copying connections would be idle.
 """
+GATHER: Final = 1.25
+"""Multiple of the linger time for which steady input is gathered before it is decoded.
+
+When the rows arrive at the encode stage, their commit is then due, so they wait only once.
+"""
+MAX_GATHER: Final = 0.1
+"""Maximum seconds for which input is gathered, because the receive stage sends no status update meanwhile."""
+COPY_GATHER: Final = 0.005
+"""Seconds for which input is gathered while a copying thread waits for a watermark."""
 
 
 def _wake_no_stage() -> None:
@@ -221,6 +230,13 @@ class CommitBatcher:
         self._trim_requested = False
 
     # called by other threads
+
+    def seconds_to_gather(self, *, is_copying: bool) -> float:
+        """Return for how long the receive stage gathers input that arrives steadily, before the input is decoded.
+
+        is_copying: a copying thread waits for a watermark in the stream.
+        """
+        return min(self._linger * GATHER, COPY_GATHER if is_copying else MAX_GATHER)
 
     def record_append(self, now: float) -> None:
         """Record that the append stage has written a batch, and check whether a commit is due."""

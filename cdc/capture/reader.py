@@ -43,15 +43,6 @@ FRAMES_WAITING: Final = 16 * 1024 * 1024
 """Limit of the queue between receive and decode, in bytes of raw frames."""
 ROWS_WAITING: Final = 32 * 1024 * 1024
 """Limit of the queue between decode and encode, in bytes of Arrow rows."""
-GATHER: Final = 1.25
-"""Multiple of `log.commit.linger` for which steady input is gathered before it is decoded.
-
-When the rows arrive at the encode stage, their commit is then due, so they wait only once.
-"""
-MAX_GATHER: Final = 0.1
-"""Maximum seconds for which input is gathered, because the thread sends no status update meanwhile."""
-COPY_GATHER: Final = 0.005
-"""Seconds for which input is gathered while a copying thread waits for a watermark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +160,7 @@ class _Session:
         appender: LogAppender,
     ) -> None:
         self._pipeline, self._metrics, self._stop = settings.source.pipeline, context.metrics, context.stop
-        self._windows, self._gather = context.observers.windows, min(settings.linger * GATHER, MAX_GATHER)
+        self._windows = context.observers.windows
         self._durable, self._stream, self._decoding, self._appender = context.durable, stream, decoding, appender
         self._frames: ByteQueue[FrameBatch] = ByteQueue(FRAMES_WAITING)
         self._rows: ByteQueue[DecodedRows] = ByteQueue(ROWS_WAITING)
@@ -223,9 +214,7 @@ class _Session:
 
         while not self._stop.is_set() and self.failure is None:
             confirm()
-            frames = self._stream.receive(
-                0.2, min(self._gather, COPY_GATHER) if self._windows.is_waiting else self._gather
-            )
+            frames = self._stream.receive(0.2, self._batcher.seconds_to_gather(is_copying=self._windows.is_waiting))
             if frames is None:
                 continue
             hit("after_receive")

@@ -53,7 +53,7 @@ class Commit(Model):
 
     bytes: Annotated[Bytes, Field(gt=0)] = 16 * 2**20
     """Bytes of uncommitted changes at which the reader commits at once; default 16 MiB."""
-    linger: Seconds = 0.06
+    linger: Seconds = 0.05
     """Time after a commit at which the reader commits again, even if fewer than `bytes` are uncommitted; default 60
     ms."""
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 Action = dict[str, Any]
 """An action of `_delta_log` as a JSON object with one key, its kind; or only the value of that key."""
 
@@ -63,8 +64,7 @@ def commit_info(operation: str, **more: Any) -> Action:
 
 def encode_commit(actions: Iterable[Action]) -> bytes:
     """Return the content of a commit file: one JSON object in each line."""
-    lines = (json.dumps(action, ensure_ascii=False, separators=(",", ":")) + "\n" for action in actions)
-    return "".join(lines).encode()
+    return "".join(_ENCODER.encode(action) + "\n" for action in actions).encode()
 
 
 def decode_commit(content: bytes) -> list[Action]:

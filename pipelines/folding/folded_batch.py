@@ -6,13 +6,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.log_row import ROW_OPERATIONS, Operation
 from cdc.table import TableSchema
+from pipelines.folding.fold import FOLDED_ARROW, fold
 from pipelines.folding.history_changes import GenerationEnd
 
+TAKEN_ROWS: Final = 50_000
+"""Maximum rows of a batch of which the rows of a table are taken by number; from a larger one they are filtered."""
+_NO_NUMBERS: Final = np.empty(0, np.int64)
 _CONTROL: Final = ["committed_at", "relation", "op", "position", "ordinal", "payload"]
 
 
@@ -52,6 +57,8 @@ class FoldedBatch:
 
     0: `images` has only single changes.
     """
+    _numbers: dict[int, np.ndarray] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Relation → numbers of its rows in `images`, ascending; `rows_of` fills it when it is first called."""
 
     @property
     def relations(self) -> list[int]:
@@ -59,17 +66,43 @@ class FoldedBatch:
         return sorted({*self.images["relation"].unique().to_pylist(), *self.controls})
 
     def rows_of(self, relation: int) -> pa.Table:
-        """Return the rows of `images` that belong to one relation."""
-        relations = self.images["relation"]
-        if pc.min_max(relations).as_py() == {"min": relation, "max": relation}:  # a copy of large images takes long
+        """Return the rows of `images` that belong to one relation; without a copy if they follow each other."""
+        if not self._numbers:
+            self._numbers.update(_numbers_by_relation(self.images["relation"].to_numpy()))
+        numbers = self._numbers.get(relation, _NO_NUMBERS)
+        if numbers.size == self.images.num_rows:
             return self.images
-        return self.images.filter(pc.equal(relations, relation))
+        if not numbers.size or numbers[-1] - numbers[0] == numbers.size - 1:
+            return self.images.slice(numbers[0] if numbers.size else 0, numbers.size)
+        if self.images.num_rows > TAKEN_ROWS:  # take would first concatenate the chunks of all files
+            return self.images.filter(pc.equal(self.images["relation"], relation))
+        return self.images.take(pa.array(numbers))
 
     def count_rows(self, relations: Iterable[int]) -> dict[int, int]:
         """Return relation → number of its rows in `images`, for the given relations."""
         counts = self.images["relation"].value_counts()
         found = dict(zip(counts.field("values").to_pylist(), counts.field("counts").to_pylist(), strict=True))
         return {relation: found.get(relation, 0) for relation in relations}
+
+
+def _numbers_by_relation(relations: np.ndarray) -> dict[int, np.ndarray]:
+    """Return relation → numbers of the rows that belong to it, ascending."""
+    if not relations.size:
+        return {}
+    if relations.min() == relations.max():
+        return {int(relations[0]): np.arange(relations.size)}
+    order = np.argsort(relations, kind="stable")
+    found, starts = np.unique(relations[order], return_index=True)
+    return dict(zip(found.tolist(), np.split(order, starts[1:]), strict=True))
+
+
+NO_CHANGES: Final = FoldedBatch(FOLDED_ARROW.empty_table())
+"""The batch of a range without changes."""
+
+
+def fold_by_table(rows: pa.Table, *, sink: str) -> FoldedBatch:
+    """Fold log rows as `fold` does, and split the result by table."""
+    return split_by_table(fold(rows, sink=sink))
 
 
 def split_by_table(folded: pa.Table) -> FoldedBatch:

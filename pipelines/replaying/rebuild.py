@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -31,8 +31,7 @@ from cdc.position import Position
 from cdc.stores.published_record import Published, TableRecord
 from cdc.table import matches
 from pipelines.dead_letters.quarantine import Quarantine
-from pipelines.folding.fold import fold
-from pipelines.folding.folded_batch import ControlEvents, split_by_table
+from pipelines.folding.folded_batch import ControlEvents, fold_by_table
 from pipelines.folding.history_changes import as_copied_rows
 from pipelines.range_folder import RangeFolder
 from pipelines.replaying.latest_rows import (
@@ -48,6 +47,7 @@ from pipelines.sinks.delta.bulk_load import BulkLoad
 from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.sinks.record_after_batch import check_captured, failed_record, with_progress_state
 from pipelines.source.data_source import rows_between
+from pipelines.table_threads import TableThreads
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -130,16 +130,14 @@ class Rebuild:
             rows.filter(pc.is_in(rows["relation"], wanted))
             for rows in log.rows(Position(0), upto, topics=lambda topic: matches(topic, topics))
         ]
-        batch = split_by_table(fold(pa.Table.from_batches(found, LOG_SCHEMA), sink=self._source.sink))
-        with ThreadPoolExecutor(self._sink.parallel) as pool:
-            merges = [
-                pool.submit(
-                    self._build, table, lambda own: self._apply_last(own, batch.rows_of(own.relation), upto), upto
-                )
-                for table in group
-            ]
-        for merge in merges:
-            merge.result()
+        batch = fold_by_table(pa.Table.from_batches(found, LOG_SCHEMA), sink=self._source.sink)
+        table_of = {table.relation: table for table in group}
+
+        def build(relation: int) -> None:
+            self._build(table_of[relation], lambda own: self._apply_last(own, batch.rows_of(relation), upto), upto)
+
+        with closing(TableThreads(self._sink)) as threads:
+            threads.map(build, [*table_of], batch.images.num_rows)
 
     def _keeps_history(self, table: TableContents) -> bool:
         wanted = self._source.keeps_history

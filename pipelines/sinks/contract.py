@@ -128,6 +128,8 @@ class Sink(Protocol):
     """Name of the sink in the definition; metrics and messages contain it."""
     parallel: int
     """Maximum number of tables to which the driver applies batches at once; 1 if the engine has one writer."""
+    parallel_from: int
+    """Mean number of rows per table from which several threads are faster than one; 0: always."""
 
     def open(self, log_id: str) -> Published | None:
         """Open the store and return its published record; return None if nothing was ever published.

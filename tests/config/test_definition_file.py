@@ -31,7 +31,7 @@ def test_defaults_are_named_after_the_pipeline_and_placed_beside_the_log(tmp_pat
     assert definition.source.publication.name == "cdc_shop_pub"
     assert definition.source.heartbeat == 10.0
     assert definition.log.path == f"{tmp_path}/log"
-    assert (definition.log.commit.bytes, definition.log.commit.linger) == (16 * 2**20, 0.06)
+    assert (definition.log.commit.bytes, definition.log.commit.linger) == (16 * 2**20, 0.05)
     assert definition.log.compact.every == definition.log.retain.grace == 3600
     assert definition.log.retain.max == 7 * 86400
     assert definition.spark.checkpoint == f"{tmp_path}/checkpoint"

@@ -176,11 +176,11 @@ class DeltaTarget:
             configuration={**_PROPERTIES, **layout.configuration, **statistics, **identity},
         )
         created = cls(uri, None)
-        # a new table needs no reading
-        created._cache |= {
+        created._cache |= {  # a new table needs no reading
             "metadata": metadata,
             "all columns": pa.schema(Schema.from_arrow(columns).to_arrow()),
             "actions": _NO_FILES,
+            "unsupported features": (),
             **dict.fromkeys([app_id, app_id + ROWS, app_id + ERASED, app_id + COLUMNS]),
         }
         return created

@@ -51,6 +51,8 @@ class OpenTargets:
         """URI of a target → the lock for writing to it."""
         self._erased: dict[int, int] = {}
         """Relation → cached result of `erased_upto`."""
+        self._layouts: dict[TableSchema, TargetLayout] = {}
+        """Cached results of `_layout`."""
 
     def shape(self, schema: TableSchema) -> RowShape:
         """Return the columns and types of a table's target.
@@ -99,12 +101,7 @@ class OpenTargets:
         generation: as in NewTarget. Raises TargetUnusable, SchemaNotApplicable, TransformFailed or TargetRulesChanged
         if it cannot be used.
         """
-        uri, shape = self._uri(schema), self.shape(schema)
-        layout = replace(
-            self._plans.layout(shape),
-            history_mode=self._settings.of(schema.topic).history_mode,
-            has_vectors=self._settings.has_vectors(schema.topic),
-        )
+        uri, layout = self._uri(schema), self._layout(schema)
         target = self.by_uri.get(uri)
         self._plans.claim_path(uri, schema)
         if target is None:
@@ -117,6 +114,15 @@ class OpenTargets:
         target.check_layout(layout)
         self.by_uri[uri] = target
         return self._writers.writable(target, layout)
+
+    def _layout(self, schema: TableSchema) -> TargetLayout:
+        if schema not in self._layouts:
+            self._layouts[schema] = replace(
+                self._plans.layout(self.shape(schema)),
+                history_mode=self._settings.of(schema.topic).history_mode,
+                has_vectors=self._settings.has_vectors(schema.topic),
+            )
+        return self._layouts[schema]
 
     def check_columns(self, target: DeltaTarget, batch: TableBatch, *, replaced: bool) -> None:
         """Check the columns of the target against those of the batch, and record the key columns in the target.
@@ -131,7 +137,10 @@ class OpenTargets:
         target.set_key(batch.schema, before, replaced=batch.ends_copy)
         ignored = settings.schema_changes is SchemaChanges.IGNORE
         if not ignored and not replaced and target.columns_changed_upto <= batch.upto:
-            check_left_out(self.shape(batch.schema).schema, before, target.columns)
+            checked: set[tuple[TableSchema, TableSchema | None]] = target.cached("checked columns", set)
+            if (batch.schema, before) not in checked:
+                check_left_out(self.shape(batch.schema).schema, before, target.columns)
+                checked.add((batch.schema, before))
 
     def in_target_columns(self, target: DeltaTarget, batch: TableBatch) -> TableBatch:
         """Return the batch with its schema adapted to the columns of the target and to their types."""

@@ -101,6 +101,7 @@ class SearchSink:
 
     parallel = 1
     """1, because a tantivy index has one writer."""
+    parallel_from = 0
 
     def __init__(
         self, name: str, path: str | Path, fields: Sequence[str] = (), dead_letters: DeadLetterSettings = NONE_PARKED

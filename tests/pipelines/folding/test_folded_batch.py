@@ -6,9 +6,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 from pipelines.folding.fold import FOLDED_ARROW
-from pipelines.folding.folded_batch import split_by_table
+from pipelines.folding.folded_batch import TAKEN_ROWS, split_by_table
 from pipelines.folding.history_changes import GenerationEnd
 from tests.contracts.folded import ORDERS
 
@@ -48,6 +49,23 @@ def test_a_batch_of_one_table_is_not_copied() -> None:
     assert batch.rows_of(1) is folded
     assert batch.rows_of(2).num_rows == 0
     assert batch.count_rows([1]) == {1: 2}
+
+
+@pytest.mark.parametrize("copies", [1, TAKEN_ROWS])
+def test_every_table_gets_its_own_rows_in_order(copies: int) -> None:
+    rows = [folded_row(relation, "u", n, key=[str(n)]) for n, relation in enumerate([7, 7, 7, 2, 9, 2, 9])]
+    batch = split_by_table(pa.concat_tables([pa.Table.from_pylist(rows, FOLDED_ARROW)] * copies))
+    found = {relation: batch.rows_of(relation)["position"].to_pylist() for relation in batch.relations}
+
+    assert found == {2: [3, 5] * copies, 7: [0, 1, 2] * copies, 9: [4, 6] * copies}
+
+
+def test_rows_that_follow_each_other_are_not_copied() -> None:
+    rows = [folded_row(relation, "u", n, key=["a"]) for n, relation in enumerate([7, 7, 2])]
+    batch = split_by_table(pa.Table.from_pylist(rows, FOLDED_ARROW))
+    first, whole = (table["position"].chunk(0).buffers()[1] for table in (batch.rows_of(7), batch.images))
+
+    assert first.address == whole.address
 
 
 def test_a_batch_without_rows_has_none_of_any_table() -> None:

@@ -101,12 +101,10 @@ class LiveFile:
 
         rows: all deleted rows, including those deleted earlier. vector: descriptor of the new deletion vector.
         """
-        stats = self.stats | {"tightBounds": False}
-        add = self.add | {
-            "deletionVector": vector,
-            "stats": json.dumps(stats, ensure_ascii=False),
-            "dataChange": data_change,
-        }
+        add, stats = self.add | {"deletionVector": vector, "dataChange": data_change}, self.stats
+        if stats.get("tightBounds") is not False:
+            stats = stats | {"tightBounds": False}
+            add["stats"] = json.dumps(stats, ensure_ascii=False)
         return LiveFile(add, rows, stats)
 
     def remove(self, *, data_change: bool = True) -> Action:
