@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from threading import Event, Lock, Thread
@@ -23,7 +23,7 @@ from tenacity import RetryCallState
 from cdc import metrics
 from cdc.capture.reader import ReaderStart
 from cdc.capture.resume_checks import captured_oids, check_publication
-from cdc.catalog import REFUSED, Catalog, ProcessReport, TableProgress
+from cdc.catalog import REFUSED, Catalog, ProcessReport, RecordedTables, TableProgress
 from cdc.config import Definition
 from cdc.config.source import OnWalBudget
 from cdc.errors import (
@@ -50,10 +50,6 @@ CHECK_PUBLICATION_EVERY: Final = 5.0
 """Seconds between two checks of the publication."""
 READ_SCHEMAS_EVERY: Final = 5.0
 """Seconds between two reads of the log's `s` rows."""
-RECORD_ALL_EVERY: Final = 5.0
-"""Seconds between two writes of all tables to the catalog; reports in between contain only tables with other changes
-than their position.
-"""
 BUDGET_WARNING: Final = 0.8
 """Share of `source.wal_budget` from which the reporter logs a warning."""
 LAST_REPORT_WITHIN: Final = 5.0
@@ -70,26 +66,6 @@ ERRORS_WITH_POSITIONS: Final = (UndecodableWal, PublicationMissing, PublicationN
 """Errors to which the positions of slot and log are added; errors about the slot already contain its position."""
 Located = TypeVar("Located", bound=SourceError)
 log = structlog.get_logger("reader")
-
-
-class RecordedTables:
-    """What the catalog has about the tables, so that a report need not write all of them."""
-
-    def __init__(self) -> None:
-        self._entries: dict[str, TableProgress] = {}
-        """Topic → entry of the table, without its position."""
-        self._all_due = 0.0
-
-    def due(self, tables: Sequence[TableProgress], now: float) -> list[TableProgress]:
-        """Return which entries a report writes: all every RECORD_ALL_EVERY seconds, otherwise those that have other
-        changes than their position.
-        """
-        if now >= self._all_due:
-            self._all_due, self._entries = now + RECORD_ALL_EVERY, {}
-        found = {table.topic: replace(table, position=0) for table in tables}
-        due = [table for table in tables if self._entries.get(table.topic) != found[table.topic]]
-        self._entries |= found
-        return due
 
 
 class StatusReporter(Thread):
@@ -246,7 +222,7 @@ class StatusReporter(Thread):
             if tables := self._recorded.due(self._changed_tables(self._catalog), time.monotonic()):
                 self._catalog.tables.record(name, tables)
         except CdcError as exc:
-            self._recorded = RecordedTables()  # the catalog may be a new one afterwards
+            self._recorded.forget()
             log.warning(
                 "cannot write the reader's status to the catalog, so 'cdc status' shows an old status",
                 code=exc.code,

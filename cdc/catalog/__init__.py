@@ -20,11 +20,13 @@ from cdc.catalog.connection import Database, upsert
 from cdc.catalog.models import AuditRow, LeaseRow, PipelineRow
 from cdc.catalog.reported_state import (
     AWAITS_SPARK,
+    RECORD_ALL_EVERY,
     REFUSED,
     DeadLetter,
     DeadLetterStore,
     Processes,
     ProcessReport,
+    RecordedTables,
     SinkProgress,
     Sinks,
     TableProgress,
@@ -34,6 +36,7 @@ from cdc.catalog.verified_ranges import VerifiedRange, VerifiedRangeStore
 
 __all__ = [
     "AWAITS_SPARK",
+    "RECORD_ALL_EVERY",
     "REFUSED",
     "AuditLine",
     "Catalog",
@@ -42,6 +45,7 @@ __all__ = [
     "DeadLetter",
     "Pipeline",
     "ProcessReport",
+    "RecordedTables",
     "SinkProgress",
     "TableProgress",
     "VerifiedRange",

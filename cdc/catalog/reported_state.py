@@ -7,7 +7,7 @@ its own dead letters, and the catalog contains a copy of them.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import blake2b
@@ -22,6 +22,10 @@ AWAITS_SPARK: Final = "waits for Spark"
 """Reason that a sink reports while it waits for Spark to begin the first batch, and so applies nothing."""
 REFUSED: Final = "refused"
 """State of a source table that matches a rule but cannot be captured; the table's reason says why."""
+RECORD_ALL_EVERY: Final = 5.0
+"""Seconds between two writes of all tables of a process; reports in between contain only tables with other changes than
+their position.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +185,33 @@ class TableStore:
                 TableProgress(r.sink, r.topic, r.state, r.reason, r.position, r.version, r.rows, r.recorded_at)
                 for r in session.scalars(query)
             ]
+
+
+class RecordedTables:
+    """What the catalog has about the tables of one process, so that a report need not write all of them."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], tuple[object, ...]] = {}
+        """(sink, topic) → what was written about the table, without its position."""
+        self._all_due = 0.0
+
+    def due(self, tables: Sequence[TableProgress], now: float) -> list[TableProgress]:
+        """Return which tables a report writes: all every RECORD_ALL_EVERY seconds, otherwise those that have other
+        changes than their position. now: seconds of a monotonic clock.
+        """
+        if now >= self._all_due:
+            self._all_due, self._known = now + RECORD_ALL_EVERY, {}
+        due, known = [], self._known
+        for table in tables:
+            shown = table.state, table.reason, table.version, table.rows
+            if known.get((table.sink, table.topic)) != shown:
+                known[table.sink, table.topic] = shown
+                due.append(table)
+        return due
+
+    def forget(self) -> None:
+        """Write all tables with the next report, because the catalog may be a new one."""
+        self._all_due = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

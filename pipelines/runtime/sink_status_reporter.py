@@ -13,15 +13,22 @@ from typing import Final
 import structlog
 
 from cdc import metrics
-from cdc.catalog import AWAITS_SPARK, Catalog, DeadLetter, ProcessReport, SinkProgress, TableProgress
+from cdc.catalog import (
+    AWAITS_SPARK,
+    RECORD_ALL_EVERY,
+    Catalog,
+    DeadLetter,
+    ProcessReport,
+    RecordedTables,
+    SinkProgress,
+    TableProgress,
+)
 from cdc.errors import CdcError, complete_remedy
 from cdc.stores.published_record import Published, TableRecord
 from pipelines.runtime.throttle import BatchThrottle, CommitRate
 
 REPORT_EVERY: Final = 0.5
 """Seconds between two reports. A process is shown as down after five seconds without a report."""
-RECORD_ALL_EVERY: Final = 10.0
-"""Seconds after which sinks and tables are written again although nothing changed: the catalog may be a new one."""
 
 log = structlog.get_logger("apply")
 
@@ -225,9 +232,10 @@ class ProgressReporter(Thread):
         """Whether another process has the leases of all sinks. If so, that process reports instead of this one."""
         self.sinks: list[SinkFigures] = []
         self._mirrored: dict[str, tuple[DeadLetter, ...]] = {}
-        self._recorded: set[SinkProgress | TableProgress] = set()
-        """What the last report of each sink wrote."""
-        self._all_due = 0.0
+        self._tables = RecordedTables()
+        self._sinks: dict[str, SinkProgress] = {}
+        """Sink → what the catalog has about it."""
+        self._sinks_due = 0.0
         self.state = "starting"
         self.error: CdcError | None = None
 
@@ -238,7 +246,8 @@ class ProgressReporter(Thread):
             try:
                 self._report("stopped" if stopping and self.error is None else self.state)
             except CdcError as exc:
-                self._all_due = 0.0  # the catalog may be a new one afterwards
+                self._tables.forget()
+                self._sinks_due = 0.0
                 log.warning(
                     "cannot write the progress of sinks to the catalog; the sinks continue, but 'cdc status' is stale",
                     code=exc.code,
@@ -260,21 +269,18 @@ class ProgressReporter(Thread):
                 figures=self.figures.to_json(),
             )
         )
-        if time.monotonic() >= self._all_due:
-            self._all_due, self._recorded = time.monotonic() + RECORD_ALL_EVERY, set()
+        tables, now = list[TableProgress](), time.monotonic()
+        if now >= self._sinks_due:
+            self._sinks_due, self._sinks = now + RECORD_ALL_EVERY, {}
         for sink in list(self.sinks):
             if (progress := sink.to_sink()) is not None:
-                self._record(progress, sink.to_tables())
+                if progress != self._sinks.get(sink.sink):
+                    self._catalog.sinks.record(self._pipeline, progress)
+                    self._sinks[sink.sink] = progress
+                tables += sink.to_tables()
             letters = sink.to_dead_letters()
             if letters is not None and letters != self._mirrored.get(sink.sink):
                 self._catalog.dead_letters.mirror(self._pipeline, sink.sink, letters)
                 self._mirrored[sink.sink] = letters
-
-    def _record(self, sink: SinkProgress, tables: Sequence[TableProgress]) -> None:
-        """Write what differs from the last report to the catalog."""
-        new = [table for table in tables if table not in self._recorded]
-        if sink not in self._recorded:
-            self._catalog.sinks.record(self._pipeline, sink)
-        if new:
-            self._catalog.tables.record(self._pipeline, new)
-        self._recorded = {*(known for known in self._recorded if known.sink != sink.sink), sink, *tables}
+        if due := self._tables.due(tables, now):
+            self._catalog.tables.record(self._pipeline, due)

@@ -57,9 +57,7 @@ def _state_at(position: int, upto: int) -> str:
 def at_cut(record: TableRecord, upto: int) -> TableRecord:
     """Return the record of a table that has no changes up to `upto`, the position of the cut."""
     position = max(record.position, upto)
-    if record.state not in _WHOLE:
-        return replace(record, position=position)
-    return replace(record, position=position, state=_state_at(position, upto))
+    return record.at(position, _state_at(position, upto) if record.state in _WHOLE else record.state)
 
 
 def log_trimmed_error(exc: LogTrimmed, sink: str) -> LogTrimmed:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc.capture.reader_monitor import RECORD_ALL_EVERY, RecordedTables, add_positions, inexact_tables
+from cdc.capture.reader_monitor import add_positions, inexact_tables
 from cdc.catalog import TableProgress
 from cdc.errors import SourceError
 from cdc.postgres.sqlstate import classify_message
@@ -26,16 +26,6 @@ def test_a_marked_table_is_shown_with_its_reason_and_keeps_its_count() -> None:
         replace(SHOWN, state="needs_resync", reason="why", position=9)
     ]
     assert inexact_tables([marked], [], 9)[0].state == "needs_resync"
-
-
-def test_a_table_that_only_moved_is_written_after_some_seconds_and_another_change_at_once() -> None:
-    recorded, other = RecordedTables(), replace(SHOWN, topic="shop.other")
-    assert recorded.due([SHOWN, other], 100.0) == [SHOWN, other]
-
-    moved, copied = replace(SHOWN, position=2), replace(other, position=2, rows=60)
-    assert recorded.due([moved, copied], 101.0) == [copied]
-    assert recorded.due([moved, copied], 102.0) == []
-    assert recorded.due([moved, copied], 100.0 + RECORD_ALL_EVERY) == [moved, copied]
 
 
 def test_a_table_that_streams_is_left_alone_and_one_that_streams_again_is_shown_so() -> None:

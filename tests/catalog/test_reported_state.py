@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 
-from cdc.catalog import Catalog, ProcessReport, SinkProgress, TableProgress
+from cdc.catalog import RECORD_ALL_EVERY, Catalog, ProcessReport, RecordedTables, SinkProgress, TableProgress
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 
@@ -53,3 +54,18 @@ def test_a_table_is_refused_until_it_is_not_and_others_stay_as_they_are(catalog:
         found = catalog.tables.ls("shop")
         assert {t.topic: t.reason for t in found if t.state == "refused"} == refused
         assert [t.topic for t in found if t.state == "streaming"] == ["shop.t1", "shop.t1"]
+
+
+SHOWN = TableProgress("", "shop.t", "streaming", None, 1, None, 50)
+
+
+def test_a_table_that_only_moved_is_written_after_some_seconds_and_another_change_at_once() -> None:
+    recorded, other = RecordedTables(), replace(SHOWN, topic="shop.other")
+    assert recorded.due([SHOWN, other], 100.0) == [SHOWN, other]
+
+    moved, copied = replace(SHOWN, position=2), replace(other, position=2, rows=60)
+    assert recorded.due([moved, copied], 101.0) == [copied]
+    assert recorded.due([moved, copied], 102.0) == []
+    assert recorded.due([moved, copied], 100.0 + RECORD_ALL_EVERY) == [moved, copied]
+    recorded.forget()
+    assert recorded.due([moved, replace(moved, sink="lake")], 103.0) == [moved, replace(moved, sink="lake")]
