@@ -79,7 +79,7 @@ class SinkParts:
     """Seconds without a range that needs Spark, after which a streaming query stops."""
 
 
-SHARE: Final = 3
+SHARE: Final = 6
 """Multiple of the duration of a batch after which the next one begins, if LONGEST allows it."""
 LONGEST: Final = 1.5
 """Maximum batch interval as a multiple of the one in the definition."""
@@ -95,7 +95,7 @@ def batch_interval(shortest: float, batch_seconds: float, tables: int) -> float:
 
     shortest: the batch interval of the definition. batch_seconds, tables: how long the last batch took, and how many
     tables it had. A batch of several tables takes long because each table has fixed costs. The interval is then longer,
-    so that a batch takes a third of it.
+    so that a batch takes a sixth of it, if LONGEST allows it.
     """
     return max(shortest, min(batch_seconds * SHARE, shortest * LONGEST)) if tables > 1 else shortest
 

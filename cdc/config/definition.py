@@ -123,7 +123,7 @@ class Spark(Model):
     """Batch interval: minimum time between the starts of two batches of a sink; 0 starts a batch as soon as possible.
 
     A longer interval needs less CPU, and changes reach the targets later. If a batch of several tables takes longer
-    than a third of the interval, the next one begins up to half an interval later.
+    than a sixth of the interval, the next one begins up to half an interval later.
     """
     checkpoint: Location = ""
     """Local directory for the checkpoints of streaming queries; default `checkpoint` next to the log."""

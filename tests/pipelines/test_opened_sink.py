@@ -108,10 +108,10 @@ def test_a_table_with_a_large_range_waits_for_spark_and_then_catches_up(
 
 @pytest.mark.parametrize(
     ("shortest", "took", "tables", "interval"),
-    [(0.2, 0.05, 7, 0.2), (0.2, 0.08, 2, 0.24), (0.2, 5.0, 7, 0.2 * LONGEST), (0.0, 5.0, 7, 0.0), (0.2, 5.0, 1, 0.2)],
+    [(0.2, 0.03, 7, 0.2), (0.2, 0.04, 2, 0.24), (0.2, 5.0, 7, 0.2 * LONGEST), (0.0, 5.0, 7, 0.0), (0.2, 5.0, 1, 0.2)],
     ids=["quick", "several tables", "very slow", "no interval", "one table"],
 )
-def test_a_batch_of_several_tables_takes_a_third_of_the_interval_within_bounds(
+def test_a_batch_of_several_tables_takes_a_sixth_of_the_interval_within_bounds(
     shortest: float, took: float, tables: int, interval: float
 ) -> None:
     assert batch_interval(shortest, took, tables) == pytest.approx(interval)
