@@ -50,6 +50,8 @@ An attempt without new transactions takes 0.1 ms there.
 IDLE_STEP: Final = 0.05
 """Minimum seconds between two attempts once nothing was applied for IDLE_AFTER seconds: waking up costs CPU as well."""
 IDLE_AFTER: Final = 2.0
+LOG_POLL: Final = 0.1
+"""Seconds between two checks whether the change log exists; the first rows of a new pipeline wait for it."""
 COMPACTION_EXIT: Final = 5.0
 """Maximum seconds that the ending process waits for a running compaction; killing a compaction does no harm."""
 
@@ -190,5 +192,5 @@ def _wait_for_log(definition: Definition, end: StopCondition) -> bool:
             if end.once:
                 raise
             log.debug("waiting until the change log exists", path=definition.log.path)
-        end.stop.wait(POLL)
+        end.stop.wait(LOG_POLL)
     return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -11,6 +11,11 @@ from cdc import DEFAULT_CONFIG
 from cdc.cli.options import ConfigOption, JsonOption
 from cdc.command_output import LineMark, emit, fail, line
 from cdc.errors import ChildFailed, ExitCode
+
+SERVER_NICE_INCREMENT: Final = 5
+"""Amount by which the nice value of the server is increased: its start takes seconds of CPU, in which reader and apply
+process want to begin, and its answers may wait for them later.
+"""
 
 
 class ProcessName(StrEnum):
@@ -103,6 +108,9 @@ def server(
     ] = False,
 ) -> None:
     """Serve the API, the metrics and the status page; `cdc run` starts this process."""
+    from cdc.thread_priority import lower_thread_priority
+
+    lower_thread_priority(SERVER_NICE_INCREMENT)
     from cdc.config import load_definition
     from cdc.logging_setup import LogFormat, configure
     from cdc.service.api.server_process import main

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,3 +30,14 @@ def test_a_public_address_without_a_token_starts_nothing(
 
 def test_an_unknown_process_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "run", "--only", "writer").status == 2
+
+
+def test_the_server_leaves_the_processor_to_the_other_processes(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "cdc", "server", "-c", str(write(tmp_path, SOUND + "service: {port: 0}\n"))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert any("accepts requests" in line for line in process.stdout)
+            assert os.getpriority(os.PRIO_PROCESS, process.pid) > os.getpriority(os.PRIO_PROCESS, 0)
+        finally:
+            process.terminate()
