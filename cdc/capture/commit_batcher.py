@@ -2,7 +2,8 @@
 
 A commit contains whole transactions. It is due in one of three cases:
 
-- The append stage has been idle for the linger time. Rows that arrive while the append stage is busy share one commit.
+- The append stage has been idle for the linger time, or up to BUSY_LINGER times as long while many rows arrive. Rows
+  that arrive while the append stage is busy share one commit.
 - A thread, such as one that copies a table, waits for a position of the commit, and no more rows are queued.
 - The rows of the commit exceed its maximum size, or an open transaction exceeds OPEN_LIMIT.
 
@@ -41,6 +42,14 @@ CHUNKS_PER_COMMIT: Final = 3
 
 With more chunks per commit, the copying connections would be idle.
 """
+BUSY_BYTES: Final = 1 << 20
+"""Bytes of ready rows from which a commit may linger BUSY_LINGER times as long, if more rows keep arriving.
+
+The reader is then behind, so fewer commits matter more than the latency of each.
+"""
+BUSY_LINGER: Final = 4
+QUIET: Final = 0.03
+"""Seconds without new rows after which a commit of BUSY_BYTES lingers no longer."""
 GATHER: Final = 1.25
 """Multiple of the linger time for which steady input is gathered before it is decoded.
 
@@ -224,7 +233,7 @@ class CommitBatcher:
         self._is_copied = self._has_chunk = False
         self._chunks = 0
         self._yielded = self._appended = 0
-        self._appended_at = 0.0
+        self._appended_at = self._arrived_at = 0.0
         self._is_staged = False
         """True if the last batch has no commit boundary, so its files wait for a later commit."""
         self._trim_requested = False
@@ -259,8 +268,9 @@ class CommitBatcher:
 
     # called by the encode stage
 
-    def add(self, arrived: DecodedRows) -> None:
+    def add(self, arrived: DecodedRows, now: float) -> None:
         """Add rows from the decode stage, and count a chunk of a copy when its transaction ends."""
+        self._arrived_at = now
         self._pending.add(arrived)
         self._is_copied = self._is_copied or arrived.copied
         if self._is_copied and arrived.last is not None:
@@ -280,8 +290,12 @@ class CommitBatcher:
             return None
         if (not more or self._chunks >= CHUNKS_PER_COMMIT) and self._durable.is_awaited(self._last, self._pending.last):
             return 0.0
-        is_appending = self._yielded > self._appended
-        return None if is_appending else self._appended_at + self._linger
+        if self._yielded > self._appended:  # the append stage is busy
+            return None
+        due = self._appended_at + self._linger
+        if self._pending.ready_bytes < BUSY_BYTES:
+            return due
+        return max(due, min(self._arrived_at + QUIET, self._appended_at + self._linger * BUSY_LINGER))
 
     def batches(self, now: float, *, more: bool) -> Iterator[CommitBatch]:
         """Yield the batches that the append stage must write now, in order; often none.

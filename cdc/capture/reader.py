@@ -243,7 +243,7 @@ class _Session:
                     self._batches.put(batch, 1)
                 return
             if arrived is not None:
-                self._batcher.add(arrived)
+                self._batcher.add(arrived, time.monotonic())
             for batch in self._batcher.batches(time.monotonic(), more=self._rows.has_items):
                 self._batches.put(batch, 1)
 

@@ -10,8 +10,10 @@ import pytest
 
 from cdc.byte_queue import ByteQueue, QueueClosed
 from cdc.capture.commit_batcher import (
+    BUSY_LINGER,
     CHUNKS_PER_COMMIT,
     OPEN_LIMIT,
+    QUIET,
     CommitBatch,
     CommitBatcher,
     DurablePosition,
@@ -56,30 +58,40 @@ def summary(batches: list[CommitBatch]) -> list[tuple[int, int]]:
 def test_nothing_is_due_before_a_transaction_has_ended():
     batcher = new_batcher()
     assert batcher.next_due(more=False) is None
-    batcher.add(decoded(5, ended=False))
+    batcher.add(decoded(5, ended=False), 0.0)
     assert batcher.next_due(more=False) is None
     assert take(batcher, 1.0) == []
 
 
 def test_a_small_commit_is_due_after_the_linger_time():
     batcher = new_batcher()
-    batcher.add(decoded(5))
-    batcher.add(decoded(6))
+    batcher.add(decoded(5), 0.0)
+    batcher.add(decoded(6), 0.0)
     assert batcher.next_due(more=False) == LINGER
     assert take(batcher, 0.0) == []
     assert take(batcher, LINGER) == [(2, 6)]
     assert batcher.next_due(more=False) is None
 
 
+def test_a_commit_with_many_rows_lingers_longer_while_more_arrive() -> None:
+    batcher = new_batcher(commit_bytes=4 * OPEN_LIMIT)
+    batcher.add(decoded(5, wide=True), 0.05)
+    assert batcher.next_due(more=False) == LINGER, "no row arrived for a while"
+    for number in range(1, 5):
+        batcher.add(decoded(5 + number), number * LINGER)
+        assert batcher.next_due(more=False) == pytest.approx(min(number * LINGER + QUIET, BUSY_LINGER * LINGER))
+    assert take(batcher, BUSY_LINGER * LINGER) == [(5, 9)]
+
+
 def test_rows_that_arrive_while_a_batch_is_appended_share_one_commit():
     batcher = new_batcher()
-    batcher.add(decoded(5))
+    batcher.add(decoded(5), 0.0)
     assert take(batcher, LINGER, appended=False) == [(1, 5)]
-    batcher.add(decoded(6))
+    batcher.add(decoded(6), 0.0)
     assert batcher.next_due(more=False) is None
     assert take(batcher, 9.0) == []
     batcher.record_append(9.0)
-    batcher.add(decoded(7))
+    batcher.add(decoded(7), 0.0)
     assert batcher.next_due(more=False) == 9.0 + LINGER
     assert take(batcher, 9.0 + LINGER) == [(2, 7)]
 
@@ -87,19 +99,19 @@ def test_rows_that_arrive_while_a_batch_is_appended_share_one_commit():
 def test_a_commit_of_full_size_is_due_at_once():
     batcher = new_batcher(commit_bytes=1)
     for position in (5, 6):
-        batcher.add(decoded(position))
+        batcher.add(decoded(position), 0.0)
         assert take(batcher, 0.0, appended=False) == [(1, position)]
 
 
 def test_a_chunk_is_encoded_at_once_and_committed_with_later_rows():
     batcher = new_batcher()
-    batcher.add(decoded(5, ended=False, copied=True))
+    batcher.add(decoded(5, ended=False, copied=True), 0.0)
     assert take(batcher, 0.0) == []
     for position, rows in ((5, 2), (6, 1)):
-        batcher.add(decoded(position, copied=True))
+        batcher.add(decoded(position, copied=True), 0.0)
         assert take(batcher, 0.0) == [(rows, 0)]
     assert batcher.next_due(more=False) == LINGER
-    batcher.add(decoded(7))
+    batcher.add(decoded(7), 0.0)
     assert take(batcher, LINGER) == [(1, 7)]
     assert batcher.next_due(more=False) is None
 
@@ -107,14 +119,14 @@ def test_a_chunk_is_encoded_at_once_and_committed_with_later_rows():
 def test_only_a_position_that_a_thread_waits_for_is_due_at_once():
     durable = DurablePosition()
     batcher, dues = new_batcher(durable=durable), list[float | None]()
-    batcher.add(decoded(4))
+    batcher.add(decoded(4), 0.0)
     take(batcher, LINGER, appended=False)
     with durable.waking(lambda: dues.append(batcher.next_due(more=False))):
-        batcher.add(decoded(5))
+        batcher.add(decoded(5), 0.0)
         for position in (6, 5, 1):
             durable.wait(Position(position), 0)
         assert dues == [None, 0.0]
-        batcher.add(decoded(6))
+        batcher.add(decoded(6), 0.0)
         durable.wait(Position(6), 0)
     assert dues[2:] == [0.0]
     assert batcher.next_due(more=False) is None
@@ -123,7 +135,7 @@ def test_only_a_position_that_a_thread_waits_for_is_due_at_once():
 def test_a_commit_that_a_thread_waits_for_contains_the_rows_that_are_queued():
     durable = DurablePosition()
     batcher, dues = new_batcher(durable=durable), list[float | None]()
-    batcher.add(decoded(5))
+    batcher.add(decoded(5), 0.0)
     with durable.waking(lambda: dues.extend(batcher.next_due(more=more) for more in (True, False))):
         durable.wait(Position(5), 0)
     assert dues == [LINGER, 0.0]
@@ -134,7 +146,7 @@ def test_several_chunks_that_a_thread_waits_for_are_committed_whatever_is_queued
     batcher, dues = new_batcher(durable=durable), list[float | None]()
     with durable.waking(lambda: dues.append(batcher.next_due(more=True))):
         for chunk in range(CHUNKS_PER_COMMIT):
-            batcher.add(decoded(5 + chunk, copied=True))
+            batcher.add(decoded(5 + chunk, copied=True), 0.0)
             assert take(batcher, 0.0, more=True) == [(1, 0)]
             durable.wait(Position(5), 0)
     assert dues == [LINGER] * (CHUNKS_PER_COMMIT - 1) + [0.0]
@@ -142,18 +154,18 @@ def test_several_chunks_that_a_thread_waits_for_are_committed_whatever_is_queued
 
 def test_a_large_open_transaction_is_encoded_in_parts_after_the_finished_ones():
     batcher = new_batcher()
-    batcher.add(decoded(5))
+    batcher.add(decoded(5), 0.0)
     for _ in range(2):
-        batcher.add(decoded(6, ended=False, wide=True))
+        batcher.add(decoded(6, ended=False, wide=True), 0.0)
     assert take(batcher, 0.0) == [(1, 5), (2, 0)]
-    batcher.add(decoded(6))
+    batcher.add(decoded(6), 0.0)
     assert take(batcher, LINGER) == [(1, 6)]
 
 
 def test_a_flush_contains_finished_transactions_only():
     batcher = new_batcher()
-    batcher.add(decoded(5))
-    batcher.add(decoded(6, ended=False))
+    batcher.add(decoded(5), 0.0)
+    batcher.add(decoded(6, ended=False), 0.0)
     assert summary(list(batcher.flush())) == [(1, 5)]
     assert summary(list(batcher.flush())) == []
 
@@ -169,13 +181,13 @@ def test_a_trim_does_not_delay_the_next_commit():
     batcher = CommitBatcher(1 << 20, LINGER, DurablePosition(), lambda: None)
     batcher.request_trim()
     assert len(list(batcher.batches(0.0, more=False))) == 1
-    batcher.add(decoded(5))
+    batcher.add(decoded(5), 0.0)
     assert batcher.next_due(more=False) == LINGER
 
 
 def test_no_trim_is_possible_between_a_data_file_and_its_commit():
     batcher = CommitBatcher(1 << 20, LINGER, DurablePosition(), lambda: None)
-    batcher.add(decoded(5, copied=True))
+    batcher.add(decoded(5, copied=True), 0.0)
     assert take(batcher, 0.0) == [(1, 0)]
     batcher.request_trim()
     assert list(batcher.batches(0.0, more=False)) == []
