@@ -23,7 +23,7 @@ from tenacity import RetryCallState
 from cdc import metrics
 from cdc.capture.reader import ReaderStart
 from cdc.capture.resume_checks import captured_oids, check_publication
-from cdc.catalog import REFUSED, Catalog, ProcessReport, RecordedTables, TableProgress
+from cdc.catalog import REFUSED, Catalog, ProcessReport, RecordedProgress, TableProgress
 from cdc.config import Definition
 from cdc.config.source import OnWalBudget
 from cdc.errors import (
@@ -94,7 +94,7 @@ class StatusReporter(Thread):
         self._waiting_since: float | None = None
         self._inexact: list[TableProgress] = []
         self._inexact_due = 0.0
-        self._recorded = RecordedTables()
+        self._recorded = RecordedProgress[TableProgress]()
         self._log: LogReader | None = None
         self.verdict: CdcError | None = None
         """Error because of which this thread has stopped the reader; None if it has not stopped the reader."""

@@ -20,13 +20,12 @@ from cdc.catalog.connection import Database, upsert
 from cdc.catalog.models import AuditRow, LeaseRow, PipelineRow
 from cdc.catalog.reported_state import (
     AWAITS_SPARK,
-    RECORD_ALL_EVERY,
     REFUSED,
     DeadLetter,
     DeadLetterStore,
     Processes,
     ProcessReport,
-    RecordedTables,
+    RecordedProgress,
     SinkProgress,
     Sinks,
     TableProgress,
@@ -36,7 +35,6 @@ from cdc.catalog.verified_ranges import VerifiedRange, VerifiedRangeStore
 
 __all__ = [
     "AWAITS_SPARK",
-    "RECORD_ALL_EVERY",
     "REFUSED",
     "AuditLine",
     "Catalog",
@@ -45,7 +43,7 @@ __all__ = [
     "DeadLetter",
     "Pipeline",
     "ProcessReport",
-    "RecordedTables",
+    "RecordedProgress",
     "SinkProgress",
     "TableProgress",
     "VerifiedRange",

@@ -7,11 +7,11 @@ its own dead letters, and the catalog contains a copy of them.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 from sqlalchemy import delete, select
 
@@ -23,9 +23,7 @@ AWAITS_SPARK: Final = "waits for Spark"
 REFUSED: Final = "refused"
 """State of a source table that matches a rule but cannot be captured; the table's reason says why."""
 RECORD_ALL_EVERY: Final = 5.0
-"""Seconds between two writes of all tables of a process; reports in between contain only tables with other changes than
-their position.
-"""
+"""Seconds between two writes of all sinks and tables of a process, because the catalog may be a new one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +87,16 @@ class SinkProgress:
     recorded_at: datetime | None = None
     """Time at which the report was stored; the store sets this field."""
 
+    @property
+    def identity(self) -> tuple[str, str]:
+        """The sink that this progress is about; a sink has no topic."""
+        return self.sink, ""
+
+    @property
+    def content(self) -> object:
+        """What a report writes at once if it changed: everything."""
+        return self
+
 
 class Sinks:
     """The store of sink progress, which contains the last report on each sink."""
@@ -137,6 +145,16 @@ class TableProgress:
     rows: int
     recorded_at: datetime | None = None
     """Time at which the report was stored; the store sets this field."""
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        """The sink and the table that this progress is about."""
+        return self.sink, self.topic
+
+    @property
+    def content(self) -> object:
+        """What a report writes at once if it changed. The position is left out, because it moves without changes."""
+        return self.state, self.reason, self.version, self.rows
 
 
 class TableStore:
@@ -187,30 +205,29 @@ class TableStore:
             ]
 
 
-class RecordedTables:
-    """What the catalog has about the tables of one process, so that a report need not write all of them."""
+_P = TypeVar("_P", SinkProgress, TableProgress)
+
+
+class RecordedProgress(Generic[_P]):
+    """What the catalog has about the sinks or tables of one process, so that a report need not write all of them."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, str], tuple[object, ...]] = {}
-        """(sink, topic) → what was written about the table, without its position."""
+        self._known: dict[tuple[str, str], object] = {}
+        """`identity` of the progress that was written → its `content`."""
         self._all_due = 0.0
 
-    def due(self, tables: Sequence[TableProgress], now: float) -> list[TableProgress]:
-        """Return which tables a report writes: all every RECORD_ALL_EVERY seconds, otherwise those that have other
-        changes than their position. now: seconds of a monotonic clock.
+    def due(self, progress: Iterable[_P], now: float) -> list[_P]:
+        """Return what a report writes: everything every RECORD_ALL_EVERY seconds, otherwise what has another `content`
+        than the catalog. now: seconds of a monotonic clock.
         """
         if now >= self._all_due:
             self._all_due, self._known = now + RECORD_ALL_EVERY, {}
-        due, known = [], self._known
-        for table in tables:
-            shown = table.state, table.reason, table.version, table.rows
-            if known.get((table.sink, table.topic)) != shown:
-                known[table.sink, table.topic] = shown
-                due.append(table)
+        due = [one for one in progress if self._known.get(one.identity) != one.content]
+        self._known |= {one.identity: one.content for one in due}
         return due
 
     def forget(self) -> None:
-        """Write all tables with the next report, because the catalog may be a new one."""
+        """Write everything with the next report, because the catalog may be a new one."""
         self._all_due = 0.0
 
 

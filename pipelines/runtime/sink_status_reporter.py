@@ -15,11 +15,10 @@ import structlog
 from cdc import metrics
 from cdc.catalog import (
     AWAITS_SPARK,
-    RECORD_ALL_EVERY,
     Catalog,
     DeadLetter,
     ProcessReport,
-    RecordedTables,
+    RecordedProgress,
     SinkProgress,
     TableProgress,
 )
@@ -232,10 +231,7 @@ class ProgressReporter(Thread):
         """Whether another process has the leases of all sinks. If so, that process reports instead of this one."""
         self.sinks: list[SinkFigures] = []
         self._mirrored: dict[str, tuple[DeadLetter, ...]] = {}
-        self._tables = RecordedTables()
-        self._sinks: dict[str, SinkProgress] = {}
-        """Sink → what the catalog has about it."""
-        self._sinks_due = 0.0
+        self._sinks, self._tables = RecordedProgress[SinkProgress](), RecordedProgress[TableProgress]()
         self.state = "starting"
         self.error: CdcError | None = None
 
@@ -246,8 +242,8 @@ class ProgressReporter(Thread):
             try:
                 self._report("stopped" if stopping and self.error is None else self.state)
             except CdcError as exc:
+                self._sinks.forget()
                 self._tables.forget()
-                self._sinks_due = 0.0
                 log.warning(
                     "cannot write the progress of sinks to the catalog; the sinks continue, but 'cdc status' is stale",
                     code=exc.code,
@@ -269,18 +265,14 @@ class ProgressReporter(Thread):
                 figures=self.figures.to_json(),
             )
         )
-        tables, now = list[TableProgress](), time.monotonic()
-        if now >= self._sinks_due:
-            self._sinks_due, self._sinks = now + RECORD_ALL_EVERY, {}
-        for sink in list(self.sinks):
-            if (progress := sink.to_sink()) is not None:
-                if progress != self._sinks.get(sink.sink):
-                    self._catalog.sinks.record(self._pipeline, progress)
-                    self._sinks[sink.sink] = progress
-                tables += sink.to_tables()
+        now, sinks = time.monotonic(), list(self.sinks)
+        progress = [found for sink in sinks if (found := sink.to_sink()) is not None]
+        for found in self._sinks.due(progress, now):
+            self._catalog.sinks.record(self._pipeline, found)
+        if due := self._tables.due([table for sink in sinks for table in sink.to_tables()], now):
+            self._catalog.tables.record(self._pipeline, due)
+        for sink in sinks:
             letters = sink.to_dead_letters()
             if letters is not None and letters != self._mirrored.get(sink.sink):
                 self._catalog.dead_letters.mirror(self._pipeline, sink.sink, letters)
                 self._mirrored[sink.sink] = letters
-        if due := self._tables.due(tables, now):
-            self._catalog.tables.record(self._pipeline, due)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 
-from cdc.catalog import RECORD_ALL_EVERY, Catalog, ProcessReport, RecordedTables, SinkProgress, TableProgress
+from cdc.catalog import Catalog, ProcessReport, RecordedProgress, SinkProgress, TableProgress
+from cdc.catalog.reported_state import RECORD_ALL_EVERY
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 
@@ -60,7 +61,7 @@ SHOWN = TableProgress("", "shop.t", "streaming", None, 1, None, 50)
 
 
 def test_a_table_that_only_moved_is_written_after_some_seconds_and_another_change_at_once() -> None:
-    recorded, other = RecordedTables(), replace(SHOWN, topic="shop.other")
+    recorded, other = RecordedProgress[TableProgress](), replace(SHOWN, topic="shop.other")
     assert recorded.due([SHOWN, other], 100.0) == [SHOWN, other]
 
     moved, copied = replace(SHOWN, position=2), replace(other, position=2, rows=60)
@@ -69,3 +70,11 @@ def test_a_table_that_only_moved_is_written_after_some_seconds_and_another_chang
     assert recorded.due([moved, copied], 100.0 + RECORD_ALL_EVERY) == [moved, copied]
     recorded.forget()
     assert recorded.due([moved, replace(moved, sink="lake")], 103.0) == [moved, replace(moved, sink="lake")]
+
+
+def test_a_sink_is_written_with_every_change_also_of_its_position() -> None:
+    recorded, sink = RecordedProgress[SinkProgress](), SinkProgress("lake", 1, NOON, 0.1, "running")
+    assert recorded.due([sink], 100.0) == [sink]
+    assert recorded.due([sink], 101.0) == []
+    assert recorded.due([replace(sink, position=2)], 101.0) == [replace(sink, position=2)]
+    assert recorded.due([replace(sink, position=2)], 100.0 + RECORD_ALL_EVERY) == [replace(sink, position=2)]
