@@ -102,7 +102,7 @@ WIDE = {
     "pipelines.replaying.latest_rows": 14,
     "pipelines.replaying.rebuild": 19,
     "pipelines.replaying.replay": 24,
-    "pipelines.sinks.delta.staged_targets": 20,
+    "pipelines.sinks.delta.staged_targets": 19,
     "pipelines.verification.log_rows": 18,
     "pipelines.verification.repair": 13,
     "pipelines.verification.verify": 17,

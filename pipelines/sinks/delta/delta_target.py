@@ -41,9 +41,9 @@ from pipelines.sinks.delta.schema_evolution import (
 from pipelines.sinks.delta.table_properties import TableMetadata, create_table, set_properties
 from pipelines.sinks.delta.target_layout import (
     DELETION_VECTORS,
-    PLAIN,
     SHARED,
     STATISTICS,
+    NewTarget,
     TargetLayout,
     described_columns,
 )
@@ -98,21 +98,6 @@ class TxnMarker:
     def properties(self) -> CommitProperties:
         """The commit properties with which delta-rs writes this `txn` action."""
         return CommitProperties(app_transactions=[Transaction(self.app_id, self.version)])
-
-
-@dataclass(frozen=True, slots=True)
-class NewTarget:
-    """A target that does not exist yet."""
-
-    schema: TableSchema
-    """The source table, whose key columns get file statistics first."""
-    columns: pa.Schema
-    """All columns of the target."""
-    layout: TargetLayout = PLAIN
-    generation: int | None = None
-    """Position at which the full copy began that ends in the first batch of the target; None: no copy ends in it. A
-    shared target does not record it.
-    """
 
 
 class DeltaTarget:
@@ -180,7 +165,6 @@ class DeltaTarget:
             "metadata": metadata,
             "all columns": pa.schema(Schema.from_arrow(columns).to_arrow()),
             "actions": _NO_FILES,
-            "unsupported features": (),
             **dict.fromkeys([app_id, app_id + ROWS, app_id + ERASED, app_id + COLUMNS]),
         }
         return created
@@ -297,8 +281,13 @@ class DeltaTarget:
 
     @property
     def metadata(self) -> TableMetadata:
-        """Id, properties and partition columns of the Delta table."""
+        """Id, properties, partition columns and features of the Delta table."""
         return self.cached("metadata", lambda: TableMetadata.of(self.table))
+
+    @property
+    def unwritable_features(self) -> tuple[str, ...]:
+        """Sorted names of the table features with which delta-rs cannot write the target."""
+        return self.metadata.unwritable_features
 
     @property
     def relation(self) -> int | None:

@@ -24,7 +24,6 @@ from deltalake.fs import DeltaStorageHandler
 from cdc.failpoint import hit
 from cdc.log.checkpoint_rows import RETENTION
 from cdc.stores.cut_retention import KEEP_ALL_FOR
-from cdc.stores.unsupported_table_features import unsupported_features
 from cdc.target_names import RELATION_COLUMN
 from pipelines.sinks.delta.background_rewriter import MERGE_ABOVE, SMALL, BackgroundRewriter
 from pipelines.sinks.delta.delta_log_cleanup import (
@@ -353,7 +352,7 @@ class TargetMaintenance:
         if (known := self._known_paths(target)) is not None:
             return len(known)
         # delta-rs cannot run OPTIMIZE on a table to which it cannot commit
-        return 0 if unsupported_features(target.table) else target.files()[0]
+        return 0 if target.unwritable_features else target.files()[0]
 
     def _is_long(self, target: DeltaTarget, turn: _Turn) -> bool:
         return "://" not in target.uri and target.version - turn.shortened > self._settings.keep_commits
@@ -398,7 +397,7 @@ class TargetMaintenance:
         After an error, the next attempt follows `UpkeepSettings.every` seconds later.
         """
         ordering, turn.order_due = self._settings.ordering, self._clock() + self._settings.every
-        if unsupported_features(target.table):
+        if target.unwritable_features:
             return False
         if (large := len(ordering.too_large(target))) != turn.too_large:
             turn.too_large = large
@@ -501,7 +500,7 @@ def _set_retention(target: DeltaTarget, settings: UpkeepSettings) -> None:
     Another writer then does not clean up the `_delta_log` of the target, and a VACUUM by another client spares recently
     removed files. If the target already has a retention of removed files, this retention stays as it is.
     """
-    if unsupported_features(target.table):
+    if target.unwritable_features:
         return
     found = target.table.metadata().configuration
     wanted = {_OWN: "false"}

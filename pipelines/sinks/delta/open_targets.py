@@ -17,7 +17,7 @@ from cdc.config import SchemaChanges
 from cdc.errors import TargetUnusable
 from cdc.table import TableSchema
 from pipelines.sinks.contract import TableBatch
-from pipelines.sinks.delta.delta_target import ERASED, DeltaTarget, NewTarget
+from pipelines.sinks.delta.delta_target import ERASED, DeltaTarget
 from pipelines.sinks.delta.published_cuts_table import LastPublished
 from pipelines.sinks.delta.schema_evolution import (
     ColumnChange,
@@ -34,7 +34,7 @@ from pipelines.sinks.delta.target_columns import (
     check_named,
     with_selected_columns,
 )
-from pipelines.sinks.delta.target_layout import TargetLayout
+from pipelines.sinks.delta.target_layout import NewTarget, TargetLayout
 from pipelines.sinks.delta.unsupported_feature_errors import translate_refusals
 from pipelines.sinks.delta.writers import Writers
 

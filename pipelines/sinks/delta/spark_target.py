@@ -133,8 +133,9 @@ class SparkTarget(DeltaTarget):
 
     def _change_columns(self, found: EvolutionPlan, upto: int) -> None:  # noqa: ARG002 - nothing is committed
         if found.steps:
-            features = unsupported_features(self.table)
-            raise unsupported(self.uri, features, f"its columns cannot change ({'; '.join(found.steps)})")
+            raise unsupported(
+                self.uri, self.unwritable_features, f"its columns cannot change ({'; '.join(found.steps)})"
+            )
 
     def _delete(self, condition: str, upto: int, suffix: str) -> None:
         from delta.tables import DeltaTable as SparkDeltaTable

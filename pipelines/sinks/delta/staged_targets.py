@@ -28,18 +28,17 @@ from cdc.stores.current_rows import MODE
 from cdc.stores.path_ownership import STAGED
 from cdc.stores.published_record import Published, TableRecord
 from cdc.stores.target_rule_changes import TRANSFORM, TargetRules
-from cdc.stores.unsupported_table_features import unsupported_features
 from cdc.table import TableSchema
 from cdc.target_names import parked_uri, published_uri
 from pipelines.sinks.delta.dead_letters import DeadLetterTable
-from pipelines.sinks.delta.delta_target import COLUMNS, ERASED, ROWS, DeltaTarget, NewTarget
+from pipelines.sinks.delta.delta_target import COLUMNS, ERASED, ROWS, DeltaTarget
 from pipelines.sinks.delta.erase_earlier_versions import erase_earlier, is_marked, mark_to_erase
 from pipelines.sinks.delta.new_data_files import delta_bounds
 from pipelines.sinks.delta.published_cuts_table import PublishedTable
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.sinks.delta.target_columns import rules_in_subdirectory
-from pipelines.sinks.delta.target_layout import DELETION_VECTORS, STATISTICS, partition_text
+from pipelines.sinks.delta.target_layout import DELETION_VECTORS, STATISTICS, NewTarget, partition_text
 from pipelines.sinks.delta.target_part import (
     GENERATION,
     KEYLESS,
@@ -197,7 +196,7 @@ def _remove_staged(uri: str, name: str) -> None:
 
 
 def _check_replaceable(target: DeltaTarget, staged: DeltaTarget) -> None:
-    if features := unsupported_features(target.table):
+    if features := target.unwritable_features:
         raise unsupported(target.uri, features, "it cannot be overwritten in one step", remedy=MOVE_AND_REBUILD)
     configuration = target.table.metadata().configuration
     mapped = configuration.get("delta.columnMapping.mode", "none") != "none"

@@ -37,12 +37,14 @@ class TableMetadata:
     configuration: Mapping[str, str]
     """The properties of the table."""
     partition_columns: Sequence[str]
+    unwritable_features: tuple[str, ...] = ()
+    """Sorted names of the table features with which delta-rs cannot write the table."""
 
     @classmethod
     def of(cls, table: DeltaTable) -> Self:
         """Return the metadata of the version that delta-rs has read."""
         found = table.metadata()
-        return cls(str(found.id), found.configuration, found.partition_columns)
+        return cls(str(found.id), found.configuration, found.partition_columns, unsupported_features(table))
 
 
 def create_table(uri: str, columns: pa.Schema, **options: Any) -> TableMetadata:

@@ -19,6 +19,7 @@ from cdc.config.sinks import HistoryMode
 from cdc.errors import TargetRulesChanged, TransformFailed, ValueNotRepresentable
 from cdc.stores.current_rows import MODE
 from cdc.stores.target_rule_changes import TRANSFORM
+from cdc.table import TableSchema
 from cdc.target_names import (
     COMMITTED_COLUMN,
     DELETED_COLUMN,
@@ -224,6 +225,21 @@ def backticked(name: str) -> str:
 
 PLAIN: Final = TargetLayout()
 """The layout of a target whose source table has no rule."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewTarget:
+    """A target that does not exist yet."""
+
+    schema: TableSchema
+    """The source table, whose key columns get file statistics first."""
+    columns: pa.Schema
+    """All columns of the target."""
+    layout: TargetLayout = PLAIN
+    generation: int | None = None
+    """Position at which the full copy began that ends in the first batch of the target; None: no copy ends in it. A
+    shared target does not record it.
+    """
 
 
 def described_columns(columns: pa.Schema, first: Sequence[str]) -> list[str]:

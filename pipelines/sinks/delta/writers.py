@@ -22,7 +22,6 @@ import pyarrow.compute as pc
 from deltalake import write_deltalake
 
 from cdc.errors import DeltaJarMissing
-from cdc.stores.unsupported_table_features import unsupported_features
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN
 from pipelines.sinks.contract import SparkAwaited, TableBatch
 from pipelines.sinks.delta.delta_target import DeltaTarget, TxnMarker
@@ -85,7 +84,7 @@ class Writers:
         Raises TargetUnusable if neither writer can write the target. Raises SparkAwaited if Spark may be able to write
         it, but has not started yet.
         """
-        if not (features := whole.cached("unsupported features", lambda: unsupported_features(whole.table))):
+        if not (features := whole.unwritable_features):
             return whole
         if not layout.has_latest_rows_of_one_table:
             raise unsupported(

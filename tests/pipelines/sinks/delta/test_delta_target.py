@@ -18,13 +18,13 @@ from pipelines.sinks.delta.delta_target import (
     ERASED,
     ROWS,
     DeltaTarget,
-    NewTarget,
     TxnMarker,
     rewritten_bytes,
 )
 from pipelines.sinks.delta.schema_evolution import ColumnChange
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink
+from pipelines.sinks.delta.target_layout import NewTarget
 from pipelines.types.families import TypePolicy
 from pipelines.types.typed_rows import target_schema
 from tests.contracts.folded import ID, ORDERS, PRICE, batch, column, put

@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 from cdc.errors import SinkUnavailable, TargetUnusable
 from pipelines.sinks.contract import TableRecord
 from pipelines.sinks.delta.delta_log_cleanup import CHECKPOINT_EVERY, data_paths_of
-from pipelines.sinks.delta.delta_target import REOPEN_AFTER, DeltaTarget, NewTarget, TxnMarker
+from pipelines.sinks.delta.delta_target import REOPEN_AFTER, DeltaTarget, TxnMarker
 from pipelines.sinks.delta.indexed.delta_log import LiveFiles, vector_paths
 from pipelines.sinks.delta.indexed.table_storage import LocalStorage
 from pipelines.sinks.delta.merge_source import source_rows
@@ -25,7 +25,7 @@ from pipelines.sinks.delta.open_indexed_tables import UNUSED_FOR, IndexedTargets
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.sinks.delta.target_columns import RowShape
-from pipelines.sinks.delta.target_layout import DELETION_VECTORS, TargetLayout
+from pipelines.sinks.delta.target_layout import DELETION_VECTORS, NewTarget, TargetLayout
 from pipelines.types.families import TypePolicy
 from tests.contracts.folded import ID, ITEM, ORDERS, PRICE, Row, batch, column, folded, gone, put
 from tests.pipelines.sinks.added_features import add_features, items_by_id

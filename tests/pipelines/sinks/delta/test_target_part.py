@@ -11,9 +11,9 @@ import pytest
 from cdc.config import SchemaChanges
 from cdc.errors import SchemaNotApplicable
 from cdc.table import Column
-from pipelines.sinks.delta.delta_target import DeltaTarget, NewTarget
+from pipelines.sinks.delta.delta_target import DeltaTarget
 from pipelines.sinks.delta.schema_evolution import ColumnChange, column_id
-from pipelines.sinks.delta.target_layout import TargetLayout
+from pipelines.sinks.delta.target_layout import NewTarget, TargetLayout
 from pipelines.sinks.delta.target_part import (
     SharedPart,
     SharedTable,

@@ -15,13 +15,13 @@ from pyspark.sql import SparkSession
 
 from cdc.config import SinkRule
 from pipelines.sinks.contract import SparkAwaited
-from pipelines.sinks.delta.delta_target import DeltaTarget, NewTarget, TxnMarker
+from pipelines.sinks.delta.delta_target import DeltaTarget, TxnMarker
 from pipelines.sinks.delta.merge_source import source_rows
 from pipelines.sinks.delta.new_data_files import DataFile, statistics
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.sinks.delta.target_columns import POSITION_KEY, RowShape
-from pipelines.sinks.delta.target_layout import TargetLayout, double_quoted
+from pipelines.sinks.delta.target_layout import NewTarget, TargetLayout, double_quoted
 from pipelines.sinks.delta.writers import (
     MAX_BATCH_BYTES,
     MAX_CANDIDATE_BYTES,
