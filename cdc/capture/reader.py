@@ -242,9 +242,10 @@ class _Session:
                 for batch in self._batcher.flush() if self.failure is None else ():
                     self._batches.put(batch, 1)
                 return
+            now = time.monotonic()
             if arrived is not None:
-                self._batcher.add(arrived, time.monotonic())
-            for batch in self._batcher.batches(time.monotonic(), more=self._rows.has_items):
+                self._batcher.add(arrived, now)
+            for batch in self._batcher.batches(now, more=self._rows.has_items):
                 self._batches.put(batch, 1)
 
     def _append(self) -> None:

@@ -14,8 +14,7 @@ from cdc.config import SinkRule
 from cdc.stores.lake_reader import read_target
 from cdc.stores.published_record import Published
 from cdc.table import TableSchema
-from pipelines.folding.fold import fold
-from pipelines.folding.folded_batch import ControlEvents, split_by_table
+from pipelines.folding.folded_batch import ControlEvents, fold_by_table
 from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink
@@ -88,7 +87,7 @@ def driver(folder: str, *, apart: bool = False) -> Iterator[tuple[DeltaSink, Pub
 def batch(shard: int, published: Published, upto: int) -> TableBatch:
     """What a shard gets of the range that begins at the published cut, as the loop gives it."""
     rows = [row for row in rows_of(shard) if published.position < row["position"] <= upto]
-    told = split_by_table(fold(to_arrow(rows), sink=SINK))
+    told = fold_by_table(to_arrow(rows), sink=SINK)
     controls = told.controls.get(shard, ControlEvents())
     before = published.tables.get(shard)
     return TableBatch(
