@@ -6,6 +6,7 @@ import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Final
 
 import structlog
@@ -14,6 +15,7 @@ import uvicorn
 from cdc.catalog import Catalog
 from cdc.config import Definition
 from cdc.errors import PortTaken
+from cdc.failpoint import hit
 from cdc.service.api.app import create_app
 from cdc.service.api.request_limits import RequestLimits, limited
 
@@ -51,11 +53,16 @@ def main(definition: Definition, file: Path, *, strict_port: bool = False) -> in
 
 def serve(app: Callable[..., object], listener: socket.socket) -> None:
     """Serve an app on a bound socket until SIGTERM or SIGINT."""
-    config = server_config(app)
-    # uvicorn raises the signal again after its shutdown, when it is already handled
-    previous = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
+    server = uvicorn.Server(server_config(app))
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        server.should_exit = True
+
+    # for signals that arrive before uvicorn handles them, and for those that it raises again after its shutdown
+    previous = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        uvicorn.Server(config).run(sockets=[listener])
+        hit("before_serve")
+        server.run(sockets=[listener])
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
