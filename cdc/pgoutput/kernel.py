@@ -3,7 +3,7 @@
 `word_ops.py` contains machine instructions that the kernels need and numba does not offer. A kernel creates no Python
 objects and never raises. It returns why it stopped, and `state` contains the index of the frame at which it stopped.
 """
-# ruff: noqa: PLR0911, PLR0912, PLR0913, PLR0917, PLR1714, PLR2004, C901, FBT001, SIM109 - flat code on arrays and bytes
+# ruff: noqa: PLR0911, PLR0913, PLR0917, PLR1714, PLR2004, C901, FBT001, SIM109 - flat code on arrays and bytes
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from numba import njit
 
 from cdc.cached_njit import cached_njit
 from cdc.pgoutput.kernel_arrays import Layouts, Rows, Texts, Values
-from cdc.pgoutput.word_ops import load_word, lowest_bit, store_word
+from cdc.pgoutput.word_ops import load_word, lowest_bit, read_2_bytes, read_4_bytes, read_8_bytes, store_word
 
 # why a kernel stopped
 DONE: Final = 0
@@ -78,21 +78,36 @@ def part(function: Callable[..., Any]) -> Any:
 
 
 @part
-def unsigned(buffer: np.ndarray, at: int, width: int) -> Any:
-    """Read `width` bytes as a big-endian integer; a value of 2**63 or more becomes negative."""
-    value = np.int64(0)
-    for i in range(at, at + width):
-        value = (value << 8) | np.int64(buffer[i])
-    return value
+def has_high_bit(buffer: np.ndarray, at: Any, end: Any) -> bool:
+    """Return True if a byte from `at` to `end` is not ASCII."""
+    seen = np.uint64(0)
+    while at + 8 <= end:
+        seen |= load_word(buffer, at)
+        at += 8
+    if at + 8 <= len(buffer):
+        # the bytes after `end` do not count
+        seen |= load_word(buffer, at) & ((np.uint64(1) << np.uint64(8 * (end - at))) - np.uint64(1))
+    else:
+        for i in range(at, end):
+            seen |= np.uint64(buffer[i])
+    return seen & HIGH_BITS != np.uint64(0)
+
+
+@part
+def copy_bytes(source: np.ndarray, at: Any, size: Any, target: np.ndarray, to: Any) -> None:
+    """Copy bytes in words of eight; up to seven bytes after the copied ones are overwritten if `target` has them."""
+    if at + size + 8 <= len(source) and to + size + 8 <= len(target):
+        for place in range(0, size, 8):
+            store_word(target, to + place, load_word(source, at + place))
+    else:
+        for i in range(size):
+            target[to + i] = source[at + i]
 
 
 @kernel
 def is_utf8(buffer: np.ndarray, at: int, end: int) -> bool:
     """Return True if the bytes are UTF-8 (RFC 3629): no overlong forms, no surrogates, nothing above U+10FFFF."""
-    seen = np.uint8(0)
-    for i in range(at, end):
-        seen |= buffer[i]
-    if seen < 0x80:
+    if not has_high_bit(buffer, at, end):
         return True
     while at < end:
         lead = np.int64(buffer[at])
@@ -125,7 +140,7 @@ def is_utf8(buffer: np.ndarray, at: int, end: int) -> bool:
 @kernel
 def read_tuple(buffer: np.ndarray, at: int, end: int, width: int, values: Values) -> Any:
     """Find the values of a tuple; return the offset after it, or -1 if it is malformed or not `width` values wide."""
-    if at + 2 > end or unsigned(buffer, at, 2) != width:
+    if at + 2 > end or read_2_bytes(buffer, at) != width:
         return np.int64(-1)
     at += 2
     for place in range(width):
@@ -137,7 +152,7 @@ def read_tuple(buffer: np.ndarray, at: int, end: int, width: int, values: Values
         if kind == SENT:
             if at + 4 > end:
                 return np.int64(-1)
-            size = unsigned(buffer, at, 4)
+            size = read_4_bytes(buffer, at)
             at += 4
             if size > end - at or not is_utf8(buffer, at, at + size):
                 return np.int64(-1)
@@ -150,18 +165,18 @@ def read_tuple(buffer: np.ndarray, at: int, end: int, width: int, values: Values
 
 
 @part
-def put(texts: Texts, column: int, buffer: np.ndarray, kind: int, at: int, size: int) -> None:
-    """Append one child, the text of one value, to a nested column."""
-    child, end = texts.used[0], texts.used[1]
+def put(texts: Texts, child: Any, end: Any, column: int, buffer: np.ndarray, kind: int, at: int, size: int) -> Any:
+    """Store the text of one value as a child of a nested column, whose text ends at `end` so far; return the new end.
+
+    The callers count the children and write `texts.used` once per tuple: numba would load it again for every value.
+    """
     texts.ids[child] = column
     texts.present[child] = kind == SENT
     if kind == SENT:
-        for i in range(size):
-            texts.text[end + i] = buffer[at + i]
+        copy_bytes(buffer, at, size, texts.text, end)
         end += size
     texts.offsets[child + 1] = end
-    texts.used[0] = child + 1
-    texts.used[1] = end
+    return end
 
 
 @part
@@ -191,9 +206,12 @@ def start_row(rows: Rows, state: np.ndarray, op: int, relation: int, topic: int)
 @part
 def put_key(texts: Texts, layouts: Layouts, layout: int, buffer: np.ndarray, values: Values) -> None:
     """Append the values of the key columns to a nested column."""
+    child, end = texts.used[0], texts.used[1]
     for i in range(layouts.key_first[layout], layouts.key_first[layout + 1]):
         place = layouts.keys[i]
-        put(texts, np.int32(0), buffer, values.kind[place], values.at[place], values.size[place])
+        end = put(texts, child, end, np.int32(0), buffer, values.kind[place], values.at[place], values.size[place])
+        child += 1
+    texts.used[0], texts.used[1] = child, end
 
 
 @part
@@ -202,12 +220,16 @@ def put_image(texts: Texts, layouts: Layouts, layout: int, buffer: np.ndarray, v
     first = layouts.first[layout]
     width = layouts.first[layout + 1] - first
     whole = True
+    child, end = texts.used[0], texts.used[1]
     for place in range(width):
         kind = values.kind[place]
         if kind == NOT_SENT:
             whole = False
         elif not keys_only or layouts.is_key[first + place]:
-            put(texts, layouts.ids[first + place], buffer, kind, values.at[place], values.size[place])
+            column = layouts.ids[first + place]
+            end = put(texts, child, end, column, buffer, kind, values.at[place], values.size[place])
+            child += 1
+    texts.used[0], texts.used[1] = child, end
     return whole
 
 
@@ -358,13 +380,13 @@ def take_begin(buffer: np.ndarray, at: int, end: int, state: np.ndarray) -> bool
     """Open a transaction; return False if the message is malformed or another transaction is open."""
     if end - at != BEGIN_SIZE or state[OPEN] != 0:
         return False
-    lsn, time = unsigned(buffer, at, 8), unsigned(buffer, at + 8, 8)
+    lsn, time = read_8_bytes(buffer, at), read_8_bytes(buffer, at + 8)
     if lsn < 0 or lsn >> LSN_BITS != 0 or time < EARLIEST or time > LATEST:
         return False
     state[OPEN] = 1
     state[POSITION] = state[EPOCH] << LSN_BITS | lsn
     state[COMMITTED_AT] = time + POSTGRES_EPOCH
-    state[XID] = unsigned(buffer, at + 16, 4)
+    state[XID] = read_4_bytes(buffer, at + 16)
     state[ORDINAL] = 0
     state[DROPPED] = state[POSITION] <= state[AFTER]
     return True
@@ -375,10 +397,10 @@ def take_commit(buffer: np.ndarray, at: int, end: int, state: np.ndarray) -> boo
     """Close the transaction; return False if the message is malformed or belongs to another transaction."""
     if end - at != COMMIT_SIZE or state[OPEN] == 0:
         return False
-    time = unsigned(buffer, at + 17, 8)
+    time = read_8_bytes(buffer, at + 17)
     if time < EARLIEST or time > LATEST:
         return False
-    if unsigned(buffer, at + 1, 8) != state[POSITION] & ((1 << LSN_BITS) - 1):
+    if read_8_bytes(buffer, at + 1) != state[POSITION] & ((1 << LSN_BITS) - 1):
         return False
     if state[DROPPED] == 0:
         state[COMPLETE] = state[ROWS]
@@ -408,7 +430,7 @@ def take_change(
         return DONE
     if at + 5 > end:
         return OTHER
-    layout = find(layouts, unsigned(buffer, at, 4))
+    layout = find(layouts, read_4_bytes(buffer, at))
     if layout < 0:
         return OTHER
     if layouts.relation[layout] < 0:
@@ -584,11 +606,13 @@ def walk_copy(buffer: np.ndarray, state: np.ndarray, rows: Rows, layouts: Layout
         if buffer[at] != NEWLINE:
             return False
         at += 1
+        key, end = rows.key.used[0], rows.key.used[1]
         for i in range(layouts.key_first[1]):
             child = base + layouts.keys[i]
             start = after.offsets[child]
             kind = np.uint8(SENT) if after.present[child] else np.uint8(NULL)
-            put(rows.key, np.int32(0), after.text, kind, start, after.offsets[child + 1] - start)
+            end = put(rows.key, key + i, end, np.int32(0), after.text, kind, start, after.offsets[child + 1] - start)
+        rows.key.used[0], rows.key.used[1] = key + layouts.key_first[1], end
         end_row(rows.key, row, keyed)
         end_row(rows.old_key, row, False)
         end_row(rows.before, row, False)

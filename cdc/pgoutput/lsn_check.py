@@ -24,7 +24,7 @@ sends the transaction again, the reader recognises its xid and drops the transac
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -33,6 +33,7 @@ from cdc.lsn import Lsn
 from cdc.pgoutput.kernel import BEGIN, BEGIN_SIZE, COMMIT, COMMIT_SIZE, HEADER, WAL, kernel
 from cdc.pgoutput.message_parser import FrameBatch
 from cdc.pgoutput.stream_blocks import readonly_arrays
+from cdc.pgoutput.word_ops import read_8_bytes
 
 _MESSAGE: Final = ord("M")
 _LSN_SIZE: Final = 8
@@ -75,21 +76,12 @@ class LsnCheck:
 
 
 @kernel
-def _read(buffer: np.ndarray, at: int) -> Any:
-    """Read eight bytes as a big-endian integer; 2**63 and above become negative."""
-    value = np.int64(0)
-    for i in range(at, at + 8):
-        value = (value << 8) | np.int64(buffer[i])
-    return value
-
-
-@kernel
 def _commit_breaks(buffer: np.ndarray, at: int, state: np.ndarray) -> int:
     """Return the number of the rule that a Commit message violates, 0 for none; `at` is the offset of its body."""
-    lsn, end = _read(buffer, at + 1), _read(buffer, at + 9)
-    if lsn != state[_BEGUN] or _read(buffer, at + 17) != state[_BEGUN_AT]:
+    lsn, end = read_8_bytes(buffer, at + 1), read_8_bytes(buffer, at + 9)
+    if lsn != state[_BEGUN] or read_8_bytes(buffer, at + 17) != state[_BEGUN_AT]:
         return 1
-    if lsn >= end or end != _read(buffer, at - HEADER):
+    if lsn >= end or end != read_8_bytes(buffer, at - HEADER):
         return 2
     if lsn < state[_CHANGED]:
         return 3
@@ -102,8 +94,8 @@ def _commit_breaks(buffer: np.ndarray, at: int, state: np.ndarray) -> int:
 @kernel
 def _message_breaks(buffer: np.ndarray, at: int, state: np.ndarray) -> int:
     """Return the number of the rule that a logical message outside transactions violates; 0 if it violates none."""
-    lsn = _read(buffer, at + 1)
-    if lsn != _read(buffer, at - HEADER):
+    lsn = read_8_bytes(buffer, at + 1)
+    if lsn != read_8_bytes(buffer, at - HEADER):
         return 4
     if lsn < state[_FLOOR]:
         return 5
@@ -125,13 +117,13 @@ def _first_broken(buffer: np.ndarray, offsets: np.ndarray, state: np.ndarray) ->
             continue
         kind, broken = buffer[first + HEADER], 0
         if kind == BEGIN and size == BEGIN_SIZE:
-            state[_BEGUN], state[_BEGUN_AT], state[_CHANGED] = _read(buffer, at), _read(buffer, at + 8), 0
+            state[_BEGUN], state[_BEGUN_AT], state[_CHANGED] = read_8_bytes(buffer, at), read_8_bytes(buffer, at + 8), 0
         elif kind == COMMIT and size == COMMIT_SIZE:
             broken = _commit_breaks(buffer, at, state)
         elif kind == _MESSAGE and size > _LSN_SIZE and buffer[at] & 1 == 0:
             broken = _message_breaks(buffer, at, state)
         elif state[_BEGUN] != 0:
-            state[_CHANGED] = max(state[_CHANGED], _read(buffer, first + 1))
+            state[_CHANGED] = max(state[_CHANGED], read_8_bytes(buffer, first + 1))
         if broken != 0:
             state[_RULE] = broken
             return place

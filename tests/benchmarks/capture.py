@@ -68,7 +68,15 @@ def run(*, quick: bool) -> tuple[int, dict[str, Figure]]:
 
 
 def _figures() -> dict[str, Figure]:
-    ratios = {"tpcb": 1.6, "insert_300k": 1.4, "update_1k": 1.1, "tables_1": None, "tables_1000": None}
+    ratios = {
+        "tpcb": 1.6,
+        "insert_300k": 1.4,
+        "update_1k": 1.1,
+        "wide": 1.2,
+        "large": 0.8,
+        "tables_1": None,
+        "tables_1000": None,
+    }
     return {
         **{f"ratio_to_pg_recvlogical.{name}": Figure("ratio", at_least=bar) for name, bar in ratios.items()},
         "tables_1000_to_tables_1": Figure("ratio", at_least=0.8),
@@ -89,11 +97,15 @@ def _workloads(*, quick: bool) -> list[tuple[str, Workload]]:
             ("tpcb", workloads.tpcb(25_000)),
             ("insert_300k", workloads.inserts(60_000)),
             ("update_1k", workloads.updates(60)),
+            ("wide", workloads.wide(10_000)),
+            ("large", workloads.large(200)),
         ]
     return [
         ("tpcb", workloads.tpcb(250_000)),
         ("insert_300k", workloads.inserts(300_000)),
         ("update_1k", workloads.updates(300)),
+        ("wide", workloads.wide(50_000)),
+        ("large", workloads.large(1_000)),
         ("tables_1", workloads.many_tables(250_000, 1)),
         ("tables_1000", workloads.many_tables(250_000, 1_000)),
     ]

@@ -103,6 +103,38 @@ def updates(transactions: int, rows: int = 1_000) -> Workload:
     return Workload("updates", setup, write, transactions * rows)
 
 
+def wide(rows: int) -> Workload:
+    """Rows of one hundred columns by one INSERT … SELECT."""
+    s = "bench_wide"
+    types = {
+        "bigint": "i * {n}",
+        "text": "'column {n} of row ' || i",
+        "numeric(12,2)": "i % 10000 / 100.0 + {n}",
+        "timestamptz": "timestamptz '2026-01-01' + i * interval '{n} s'",
+        "boolean": "i % {n} = 0",
+    }
+    made = [(f"c{n}", *list(types.items())[n % len(types)]) for n in range(1, 100)]
+    columns = ", ".join(f"{name} {kind}" for name, kind, _ in made)
+    values = ", ".join(value.format(n=name[1:]) for name, _, value in made)
+    setup = (f"CREATE SCHEMA {s}", f"CREATE TABLE {s}.items (id bigint PRIMARY KEY, {columns})")
+    write = f"INSERT INTO {s}.items SELECT i, {values} FROM generate_series(1, {rows}::bigint) i"
+    return Workload("wide", setup, (write,), rows)
+
+
+def large(rows: int) -> Workload:
+    """Rows with a text of 1 MiB that hardly compresses, ten rows in a transaction."""
+    s = "bench_large"
+    procedure = f"""
+CREATE PROCEDURE {s}.work(n int) LANGUAGE plpgsql AS $$
+DECLARE body text := string_agg(encode(sha256(i::text::bytea), 'base64'), '') FROM generate_series(1, 23832) i;
+BEGIN FOR i IN 1..n LOOP
+  INSERT INTO {s}.items VALUES (i, i || body);
+  IF i % 10 = 0 THEN COMMIT; END IF;
+END LOOP; END $$"""
+    setup = (f"CREATE SCHEMA {s}", f"CREATE TABLE {s}.items (id bigint PRIMARY KEY, body text)", procedure)
+    return Workload("large", setup, (f"CALL {s}.work({rows})",), rows)
+
+
 def many_tables(transactions: int, tables: int) -> Workload:
     """Small transactions spread over so many tables."""
     name = f"tables_{tables}"
