@@ -23,8 +23,9 @@ PURE = (
     "cdc.target_names", "cdc.pgoutput", "cdc.log.disk_format", "cdc.log.file_selection",
     "pipelines.folding.fences_and_statistics", "pipelines.folding.fold", "pipelines.types",
 )  # fmt: skip
-# the policy for text that is not UTF-8 is an enumeration of a definition; the compiler of kernels caches them on disk
-PURE_MAY_ALSO = ("cdc.config.source", "cdc.cached_njit")
+# the policy for text that is not UTF-8 is an enumeration of a definition; the compiler of kernels caches them on disk;
+# a pool is memory like any other
+PURE_MAY_ALSO = ("cdc.config.source", "cdc.cached_njit", "cdc.array_pool")
 INPUT_OUTPUT = {
     "socket",
     "subprocess",
@@ -126,7 +127,7 @@ COMMAND_TOP = ("cdc.cli", "cdc.errors", "cdc.command_output", "cdc.DEFAULT_CONFI
 """What a module of a command may import before its command runs: each import costs every command its time."""
 BODY_LINES = 60
 PARAMETERS = 5
-KERNELS = {"cdc.pgoutput.columnar_decoder", "cdc.pgoutput.kernel"}
+KERNELS = {"cdc.pgoutput.columnar_decoder", "cdc.pgoutput.copy_kernel", "cdc.pgoutput.kernel"}
 """Compiled by numba: flat functions of arrays."""
 FORBIDDEN_MODULES = {"utils", "helpers", "common", "misc", "base", "core", "manager", "handler"}
 FORBIDDEN_SUFFIXES = ("Manager", "Helper", "Util", "Handler", "Processor", "Service", "Impl")

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from cdc.errors import MalformedFrame
-from cdc.pgoutput import kernel
+from cdc.pgoutput import copy_kernel, kernel
 from cdc.pgoutput.kernel_arrays import TupleLayout, pack_layouts
 from cdc.pgoutput.row_buffers import Capacity, RowBuffers, new_state
 from cdc.position import Position
@@ -71,12 +71,12 @@ class CopyDecoder:
         self._state[kernel.CURSOR] = self._state[kernel.ROWS] = 0
         text = np.frombuffer(lines, np.uint8)
         text.flags.writeable = False  # numba would compile the kernel again for writable arrays
-        count = int(kernel.lines_in(text))
+        count = int(copy_kernel.lines_in(text))
         # enough for any content of these lines, so that the buffers never grow; untouched memory costs nothing
         columns, keys, size = len(self._layout.ids), len(self._layout.key), len(lines)
         capacity = Capacity(count, (count * keys, 0, 0, count * columns), (size if keys else 0, 0, 0, size))
         buffers = RowBuffers(self._state, capacity)
-        if not kernel.walk_copy(text, self._state, buffers.rows, self._packed):
+        if not copy_kernel.walk_copy(text, self._state, buffers.rows, self._packed):
             row = self.rows + int(self._state[kernel.ROWS]) - 1
             raise MalformedFrame(
                 f"copy of {self._layout.topic!r}: expected {columns} columns of UTF-8 text in the line of row {row}"
