@@ -8,6 +8,7 @@ from typing import Any, Final, Self
 import numpy as np
 import pyarrow as pa
 
+from cdc.array_pool import ArrayPool
 from cdc.log_row import LOG_SCHEMA, Operation
 from cdc.pgoutput.kernel import OPERATIONS, ROWS, STATE_SIZE, end_row, start_row
 from cdc.pgoutput.kernel_arrays import Rows, Texts, Values
@@ -18,6 +19,8 @@ _OPERATIONS: Final = pa.array(list(OPERATIONS), pa.string())
 _MINIMUM: Final = (64, 512, 8192)
 #: Capacity of new buffers relative to the size of the last batch, so that batches of similar size do not grow.
 _SLACK: Final = 1.25
+_POOL: Final = ArrayPool(spare=16 << 20)
+"""Memory of all row buffers of the process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,22 +117,22 @@ class RowBuffers:
 
 def _rows(capacity: Capacity) -> Rows:
     count = capacity.rows
-    numbers: list[Any] = [np.empty(count, np.int64) for _ in range(5)]
+    numbers: list[Any] = [_POOL.array(count, np.int64) for _ in range(5)]
     nested: list[Any] = [_texts(count, *sizes) for sizes in zip(capacity.children, capacity.nbytes, strict=True)]
-    numbers += [np.empty(count, kind) for kind in (np.int32, np.int8, np.uint8)]
+    numbers += [_POOL.array(count, kind) for kind in (np.int32, np.int8, np.uint8)]
     return Rows(*numbers, *nested)
 
 
 def _texts(rows: int, children: int, nbytes: int) -> Texts:
-    ends, offsets = np.empty(rows + 1, np.int32), np.empty(children + 1, np.int32)
+    ends, offsets = _POOL.array(rows + 1, np.int32), _POOL.array(children + 1, np.int32)
     ends[0] = offsets[0] = 0
     return Texts(
         ends,
-        np.empty(rows, np.uint8),
-        np.empty(children, np.int32),
+        _POOL.array(rows, np.uint8),
+        _POOL.array(children, np.int32),
         offsets,
-        np.empty(children, np.uint8),
-        np.empty(nbytes, np.uint8),
+        _POOL.array(children, np.uint8),
+        _POOL.array(nbytes, np.uint8),
         np.zeros(2, np.int64),
     )
 
@@ -141,7 +144,7 @@ def _doubled(capacity: int, need: int) -> int:
 def _resized(array: np.ndarray, used: int, capacity: int) -> np.ndarray:
     if capacity <= len(array):
         return array
-    larger = np.empty(capacity, array.dtype)
+    larger = _POOL.array(capacity, array.dtype)
     larger[:used] = array[:used]
     return larger
 

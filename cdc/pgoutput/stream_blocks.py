@@ -15,8 +15,9 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from cdc.pgoutput.kernel import HEADER, WAL, kernel
+from cdc.pgoutput.kernel import HEADER, WAL, copy_bytes, kernel
 from cdc.pgoutput.message_parser import FrameBatch, malformed
+from cdc.pgoutput.word_ops import read_4_bytes
 
 START, STOP, ABORT, COMMIT, RELATION, KEEPALIVE = b"SEAcRk"
 """Kinds of frames. The kind of a `w` frame is the letter of its message; the kind of a keepalive is `k`."""
@@ -121,9 +122,7 @@ def _unwrap(buffer: np.ndarray, offsets: np.ndarray, aborted: np.ndarray, out: n
             or kind == _TRUNCATE
             or kind == _MESSAGE
         ):
-            xid = np.int64(0)
-            for j in range(at + _BODY, at + _BODY_AFTER_XID):
-                xid = (xid << 8) | np.int64(buffer[j])
+            xid = read_4_bytes(buffer, at + _BODY)
             low, high = 0, len(aborted)
             while low < high:
                 middle = (low + high) // 2
@@ -133,12 +132,10 @@ def _unwrap(buffer: np.ndarray, offsets: np.ndarray, aborted: np.ndarray, out: n
                     high = middle
             if low < len(aborted) and aborted[low] == xid:
                 continue
-            for j in range(_BODY):
-                out[used + j] = buffer[at + j]
+            copy_bytes(buffer, at, _BODY, out, used)
             used += _BODY
             at += _BODY_AFTER_XID
-        for j in range(at, end):
-            out[used + j - at] = buffer[j]
+        copy_bytes(buffer, at, end - at, out, used)
         used += end - at
         count += 1
         ends[count] = used

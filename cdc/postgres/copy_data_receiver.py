@@ -21,11 +21,19 @@ from numba.core import types
 from numba.extending import intrinsic
 from psycopg import pq
 
+from cdc.array_pool import ArrayPool
 from cdc.cached_njit import cached_njit
 from cdc.pgoutput.message_parser import FrameBatch
 
-LIMIT: Final = 4 << 20
-"""Number of bytes after which a batch ends: about 40,000 messages, and a few milliseconds of decoding."""
+LIMIT: Final = 2 << 20
+"""Number of bytes after which a batch ends: about 20,000 messages, and a few milliseconds of decoding."""
+BLOCK: Final = 4 * LIMIT
+"""Size of the memory blocks that consecutive batches share.
+
+A batch begins only where twice the limit is left, so a block is only too small for a message larger than the limit.
+"""
+SPARE: Final = BLOCK
+"""Bytes of memory blocks that are kept while no batch uses them."""
 _FIRST_BUFFER: Final = 64 << 10
 
 PENDING: Final = 0
@@ -136,17 +144,19 @@ class CopyDrain:
     def __init__(self, pgconn: Any) -> None:
         self._pgconn = pgconn
         self._functions = load_functions()
-        self._hint = _FIRST_BUFFER
+        self._pool = ArrayPool(SPARE)
+        self._block = np.empty(0, np.uint8)
 
     def take(self, limit: int = LIMIT) -> DrainResult:
         """Return the messages that libpq has buffered, until their total size in bytes reaches the limit."""
         if self._functions is None:
             return _drain_in_python(self._pgconn, limit)
         addresses = np.array([self._pgconn.pgconn_ptr, *self._functions], np.int64)
-        buffer, offsets, count, status, reply = _drain(addresses, limit, *_empty_buffers(self._hint), 0)
+        if self._block.size < 2 * LIMIT:
+            self._block = self._pool.array(BLOCK)
+        buffer, offsets, count, status, reply = _drain(addresses, limit, self._block, _empty_offsets(), 0)
         frames = FrameBatch(buffer[: offsets[count]], offsets[: count + 1])
-        # a quarter more than last time: growing costs a copy, untouched pages cost nothing
-        self._hint = max(_FIRST_BUFFER, frames.nbytes + frames.nbytes // 4)
+        self._block = self._block[frames.nbytes :]
         return DrainResult(frames, status, reply)
 
 
@@ -159,7 +169,7 @@ class LineDrain:
     def __init__(self, pgconn: Any) -> None:
         self._pgconn = pgconn
         self._functions = load_functions()
-        self._buffer, self._offsets = _empty_buffers(_FIRST_BUFFER)
+        self._buffer, self._offsets = np.empty(_FIRST_BUFFER, np.uint8), _empty_offsets()
         self._count = 0
 
     @property
@@ -208,11 +218,11 @@ def _pollfd(descriptor: int) -> np.ndarray:
     return np.array([(descriptor, select.POLLIN, 0)], fields).view(np.uint8)
 
 
-def _empty_buffers(nbytes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return an empty buffer of `nbytes` bytes for messages, and an array for their offsets."""
+def _empty_offsets() -> np.ndarray:
+    """Return the offsets of no messages, with room for some."""
     offsets = np.empty(256, np.int64)
     offsets[0] = 0
-    return np.empty(nbytes, np.uint8), offsets
+    return offsets
 
 
 def _drain_in_python(pgconn: Any, limit: int) -> DrainResult:
@@ -237,8 +247,9 @@ def load_functions() -> tuple[int, ...] | None:
         if library.PQlibVersion() != pq.version() or ctypes.sizeof(ctypes.c_void_p) != np.dtype(np.int64).itemsize:
             raise OSError("the libpq that ctypes found is not the libpq of psycopg")  # noqa: TRY301 - one handler
         # compile now, which takes seconds on the first run of an installation, and not while a server waits
-        _drain(np.zeros(4, np.int64), 0, *_empty_buffers(1), 0)
-        _gather(np.zeros(7, np.int64), _pollfd(0), 0, (*_empty_buffers(1), 0))
+        nothing = np.empty(0, np.uint8), _empty_offsets(), 0
+        _drain(np.zeros(4, np.int64), 0, *nothing)
+        _gather(np.zeros(7, np.int64), _pollfd(0), 0, nothing)
         called = (library.PQgetCopyData, library.PQfreemem, standard.memcpy, library.PQconsumeInput)
         return tuple(map(_address, (*called, standard.poll, standard.usleep)))
     except (OSError, AttributeError, TypeError) as error:

@@ -5,10 +5,10 @@ psycopg has no replication cursor, so this module implements the loop over COPY 
 - The walsender sends every message separately and wakes the reader for each. To avoid a system call and a thread switch
   per message, the reader waits READ_DELAY seconds after the first input, or longer while input arrives steadily. Then
   libpq reads all input, and one compiled loop extracts the messages.
-- While the reader is behind, it waits BEHIND_READ_DELAY seconds. If Postgres is on the same machine and uses TCP, the
-  reader also limits its receive buffer to RECEIVE_BUFFER. Further messages wait in the send buffer of Postgres, where
-  the kernel joins them to large packets. One packet per message costs Postgres twice as much, and Postgres is the
-  bottleneck.
+- While the reader is behind, it waits BEHIND_READ_DELAY seconds, unless the messages are large. If Postgres is on the
+  same machine and uses TCP, the reader also limits its receive buffer to RECEIVE_BUFFER. Further messages wait in the
+  send buffer of Postgres, where the kernel joins them to large packets. One packet per message costs Postgres twice as
+  much, and Postgres is the bottleneck.
 - One thread uses libpq and this class. The caller owns the returned frames.
 - A timer sends status updates, with or without input. They contain the confirmed position, never the received one.
   The reply to a keepalive also contains the confirmed position.
@@ -57,15 +57,20 @@ BEHIND_BYTES: Final = 16 << 10
 
 These are more than a hundred messages. A shorter wait counts as STEADY_READ_DELAY.
 """
-RECEIVE_BUFFER: Final = 64 << 10
+LARGE_MESSAGE: Final = 8 << 10
+"""Average bytes of a message from which BEHIND_READ_DELAY does not apply, because few messages fill the buffers."""
+RECEIVE_BUFFER: Final = 256 << 10
 """Size in bytes of the receive buffer of a TCP connection to the same machine; the kernel doubles it.
 
-Buffers of 64 to 256 KiB and delays of 1 to 20 ms, under BBR and CUBIC, all reached 420,000 frames a second. Without
-limit and delay the rate was 180,000. Over a network a small buffer would limit the rate by the round-trip time, and the
-kernel joins packets anyway.
+Buffers of 64 to 256 KiB and delays of 1 to 20 ms, under BBR and CUBIC, all reached 420,000 small frames a second.
+Without limit and delay the rate was 180,000. Over a network a small buffer would limit the rate by the round-trip time,
+and the kernel joins packets anyway.
 """
-READS: Final = 64
-"""Maximum number of socket reads before messages are extracted; the first reads make libpq's buffer grow."""
+READS: Final = 8
+"""Maximum number of times that libpq reads before messages are extracted.
+
+Each time libpq reads until no input is left or its buffer is full; it doubles a full buffer the next time.
+"""
 CONFIRM_INTERVAL: Final = 0.05
 """Minimum seconds between two status updates that only report a new confirmed position."""
 TIMEOUT_FRACTION: Final = 3
@@ -176,7 +181,7 @@ class ReplicationStream:
         self._confirmed = self._reported = Lsn(0)
         self._sent_at = self._input_at = self._read_at = time.monotonic()
         self._reply_requested_at: float | None = None  # the first request for a reply since the last input
-        self._behind, self._waited = False, 0.0
+        self._behind, self._behind_delay, self._waited = False, BEHIND_READ_DELAY, 0.0
         self._failure: CdcError | None = None
         self._poll = select.poll()
         self._poll.register(self._pgconn.socket, select.POLLIN)
@@ -265,6 +270,7 @@ class ReplicationStream:
         frames = drained.frames
         if len(frames):
             self._behind = frames.nbytes >= BEHIND_BYTES * max(1.0, self._waited / STEADY_READ_DELAY)
+            self._behind_delay = READ_DELAY if frames.nbytes >= LARGE_MESSAGE * len(frames) else BEHIND_READ_DELAY
             self.received_bytes += frames.nbytes
         if drained.reply_requested and self._failure is None:
             self._report()
@@ -281,7 +287,7 @@ class ReplicationStream:
         if self._poll.poll(seconds * 1000):
             self._input_at, self._reply_requested_at = time.monotonic(), None
             is_steady = self._input_at - self._read_at < STEADY_INPUT
-            self._waited = BEHIND_READ_DELAY if self._behind else gather if is_steady else READ_DELAY
+            self._waited = self._behind_delay if self._behind else gather if is_steady else READ_DELAY
             time.sleep(self._waited)
             self._read_available()
             self._read_at = time.monotonic()

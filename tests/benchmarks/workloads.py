@@ -104,7 +104,7 @@ def updates(transactions: int, rows: int = 1_000) -> Workload:
 
 
 def wide(rows: int) -> Workload:
-    """Rows of one hundred columns by one INSERT … SELECT."""
+    """Rows of one hundred columns, one thousand rows in a transaction."""
     s = "bench_wide"
     types = {
         "bigint": "i * {n}",
@@ -117,8 +117,11 @@ def wide(rows: int) -> Workload:
     columns = ", ".join(f"{name} {kind}" for name, kind, _ in made)
     values = ", ".join(value.format(n=name[1:]) for name, _, value in made)
     setup = (f"CREATE SCHEMA {s}", f"CREATE TABLE {s}.items (id bigint PRIMARY KEY, {columns})")
-    write = f"INSERT INTO {s}.items SELECT i, {values} FROM generate_series(1, {rows}::bigint) i"
-    return Workload("wide", setup, (write,), rows)
+    write = tuple(
+        f"INSERT INTO {s}.items SELECT i, {values} FROM generate_series({first}, {first + 999}::bigint) i"
+        for first in range(1, rows, 1_000)
+    )
+    return Workload("wide", setup, write, rows)
 
 
 def large(rows: int) -> Workload:
