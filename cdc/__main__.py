@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import io
 import os
 import sys
@@ -32,6 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     command = get_command(application(given[0] if given else None))
     if owns_process:
+        # else the interpreter searches all objects for garbage while it exits, for up to 0.7 s
+        atexit.register(gc.freeze)
         _escape_unprintable()
         # no command uses a pydantic plugin, and the search for plugins reads the metadata of every installed package
         os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")

@@ -6,6 +6,8 @@ The verbs are apply, verify, replay, compact and check.
 from __future__ import annotations
 
 import argparse
+import atexit
+import gc
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -35,6 +37,8 @@ def main(argv: Sequence[str] | None = None, *, submitted: bool = False) -> int:
     without `--once` returns 5 instead of 1 if a restart does not resolve the error.
     `submitted` is True if spark-submit started the process on a cluster.
     """
+    if argv is None:
+        atexit.register(gc.freeze)  # as in cdc/__main__.py
     arguments = _parser().parse_args(argv, argparse.Namespace(submitted=submitted))
     try:
         with product_umask():
