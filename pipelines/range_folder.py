@@ -28,12 +28,16 @@ from pipelines.source.data_source import rows_between
 
 SMALL: Final = 50_000
 """Maximum rows in the log files of a range that is folded on the driver."""
-WHOLE_BYTES: Final = 192 << 20
-"""Maximum bytes in the log files of a range without partial images that is folded on the driver.
+HERE_BYTES: Final = 192 << 20
+"""Maximum bytes in the log files of a larger range that is folded on the driver.
 
-Such a range may have more than SMALL rows. Two million rows take three seconds on the driver, and ten seconds in Spark
-on two cores. In memory they are three times as large as on disk. Ranges with partial images are excluded because they
-are folded row by row.
+Two million rows take three seconds on the driver, and ten seconds in Spark on two cores. In memory they are three times
+as large as on disk.
+"""
+PARTIAL: Final = 250_000
+"""Maximum rows in the log files with partial images of such a range.
+
+If partial images moved rows to other keys, the rows of these keys are folded one by one, and need much more memory.
 """
 _ROWS: Final = pa.array(sorted(ROW_OPERATIONS))
 
@@ -56,15 +60,18 @@ class RangeFolder:
         self._keeps_history = keeps_history
         self.small = SMALL
         """Maximum rows of a range that is folded without Spark, and of one slice of a range with history."""
-        self.whole_bytes = WHOLE_BYTES
-        """Maximum bytes of a range without partial images that is folded without Spark."""
+        self.here_bytes = HERE_BYTES
+        """Maximum bytes of a larger range that is folded without Spark."""
+        self.partial = PARTIAL
+        """Maximum rows in the files with partial images of such a range."""
 
     def is_small(self, after: Position, upto: Position) -> bool:
         """Whether the range (after, upto] can be folded without Spark."""
         files = self.log.files(after, upto)
         if sum(file.rows for file in files) <= self.small:
             return True
-        return not any(file.partial for file in files) and sum(file.size for file in files) <= self.whole_bytes
+        partial = sum(file.rows for file in files if file.partial)
+        return partial <= self.partial and sum(file.size for file in files) <= self.here_bytes
 
     def __call__(
         self, rows: DataFrame | SparkSession | None, after: Position, upto: Position, relation: int | None = None

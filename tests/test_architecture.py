@@ -21,7 +21,8 @@ GENERATED = {".git", "uv.lock"}
 PURE = (
     "cdc.lsn", "cdc.position", "cdc.table", "cdc.log_row", "cdc.errors", "cdc.metrics",
     "cdc.target_names", "cdc.pgoutput", "cdc.log.disk_format", "cdc.log.file_selection",
-    "pipelines.folding.fences_and_statistics", "pipelines.folding.fold", "pipelines.types",
+    "pipelines.folding.fences_and_statistics", "pipelines.folding.fold", "pipelines.folding.image_overlay",
+    "pipelines.types",
 )  # fmt: skip
 # the policy for text that is not UTF-8 is an enumeration of a definition; the compiler of kernels caches them on disk;
 # a pool is memory like any other

@@ -22,6 +22,7 @@ from pipelines.folding.fences_and_statistics import fence_rows
 from pipelines.folding.fold import (
     fold_lives,
     has_base_key,
+    key_ids,
     latest_per_key,
     remove_fenced_rows,
     split_keyless,
@@ -101,7 +102,7 @@ def _since_last_life(keyed: pa.Table) -> pa.Table:
 
 
 def _since_last_full_image(keyed: pa.Table) -> pa.Table:
-    ids = _key_ids(keyed)
+    ids = key_ids(keyed)
     order = np.lexsort((keyed["ordinal"].to_numpy(), keyed["position"].to_numpy()))
     rank = np.empty(len(order), np.int64)
     rank[order] = np.arange(len(order))
@@ -112,16 +113,6 @@ def _since_last_full_image(keyed: pa.Table) -> pa.Table:
     moved_keys = pa.concat_arrays([pc.binary_join(moves[name].combine_chunks(), "\0") for name in ("key", "old_key")])
     is_needed = (rank >= last_full[ids]) | pc.is_in(keyed["text"], moved_keys).to_numpy()
     return keyed.filter(pa.array(is_needed))
-
-
-def _key_ids(keyed: pa.Table) -> np.ndarray:
-    """Return one number per row; rows with the same relation and key have the same number."""
-    texts = keyed["text"].combine_chunks().dictionary_encode().indices.to_numpy().astype(np.int64)
-    relations = keyed["relation"].combine_chunks().dictionary_encode()
-    if len(relations.dictionary) == 1:
-        return texts
-    both = pa.array(texts * len(relations.dictionary) + relations.indices.to_numpy())
-    return both.dictionary_encode().indices.to_numpy().astype(np.int64)
 
 
 def _full_rows(rows: pa.Table, numbered: pa.Table, after: int) -> pa.Table:
@@ -142,7 +133,8 @@ def _folded_lives(rows: pa.Table, in_lives: pa.Table, after: int) -> pa.Table:
 
     in_lives: the rows of all keys with partial images, as `split_partial` returns them.
     """
-    folded = fold_lives(rows.take(in_lives[_NUMBER])).select([*_ORDER_COLUMNS, "after", "complete", "base"])
+    whole = rows.take(in_lives[_NUMBER]).append_column("text", in_lives["text"])
+    folded = fold_lives(whole).select([*_ORDER_COLUMNS, "after", "complete", "base"])
     folded = folded.filter(pc.greater(folded["position"], after)).sort_by(ORDER)
     latest = in_lives.select([*_ORDER_COLUMNS, _NUMBER]).join(
         folded.select(_ORDER_COLUMNS), _ORDER_COLUMNS, join_type="left semi"

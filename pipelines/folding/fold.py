@@ -11,7 +11,7 @@ take longer to start. `spark_fold` does the same as a Spark plan for larger rang
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 
 from cdc.log_row import LOG_SCHEMA, ROW_OPERATIONS, Operation
 from pipelines.folding.fences_and_statistics import Fence, add_fences, addressed_to, fence_rows, is_fenced
+from pipelines.folding.image_overlay import latest_images
 
 FOLDED_ARROW: Final = pa.schema(
     [
@@ -52,6 +53,8 @@ an update gives both. `keyless_fold` cancels added rows against removed rows.
 
 _ROWS: Final = pa.array(sorted(ROW_OPERATIONS))
 _KEY: Final = ["relation", "text"]
+_PYTHON_ROWS: Final = 10_000
+"""Number of rows that are converted to Python objects at a time."""
 _LOG_ORDER: Final = [("position", "ascending"), ("ordinal", "ascending")]
 
 
@@ -129,17 +132,31 @@ def split_partial(keyed: pa.Table) -> tuple[pa.Table, pa.Table]:
 
     If a partial image moved a row to another key, all rows of the old key are in the second table as well.
     """
-    partial = keyed.filter(keyed["partial"])
-    if not partial.num_rows:
-        return keyed, partial
-    moved = partial.filter(pc.is_valid(partial["old_key"]))
+    return _split_by_key(keyed, keyed.filter(keyed["partial"]))
+
+
+def _split_by_key(keyed: pa.Table, some: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """Split rows by key: return (all other rows, rows of the keys and old keys that `some` has)."""
+    if not some.num_rows:
+        return keyed, some
+    moved = some.filter(pc.is_valid(some["old_key"]))
     old = pa.table({"relation": moved["relation"], "text": pc.binary_join(moved["old_key"], "\0")})
-    touched = pa.concat_tables([partial.select(_KEY), old]).group_by(_KEY).aggregate([])
+    touched = pa.concat_tables([some.select(_KEY), old]).group_by(_KEY).aggregate([])
     numbered = keyed.select(_KEY).append_column("row", _numbers(keyed.num_rows))
-    in_lives = np.zeros(keyed.num_rows, np.bool_)
-    in_lives[numbered.join(touched, _KEY, join_type="left semi")["row"].to_numpy()] = True
+    is_touched = np.zeros(keyed.num_rows, np.bool_)
+    is_touched[numbered.join(touched, _KEY, join_type="left semi")["row"].to_numpy()] = True
     # not take, which concatenates the chunks first: one chunk of images cannot exceed 2 GiB
-    return keyed.filter(pa.array(~in_lives)), keyed.filter(pa.array(in_lives))
+    return keyed.filter(pa.array(~is_touched)), keyed.filter(pa.array(is_touched))
+
+
+def key_ids(keyed: pa.Table) -> np.ndarray:
+    """Return one number per row; rows with the same relation and key have the same number."""
+    texts = keyed["text"].combine_chunks().dictionary_encode().indices.to_numpy().astype(np.int64)
+    relations = keyed["relation"].combine_chunks().dictionary_encode()
+    if len(relations.dictionary) == 1:
+        return texts
+    both = pa.array(texts * len(relations.dictionary) + relations.indices.to_numpy())
+    return both.dictionary_encode().indices.to_numpy().astype(np.int64)
 
 
 def _to_state(latest: pa.Table) -> pa.Table:
@@ -221,8 +238,36 @@ def has_base_key(bases: pa.ChunkedArray) -> pa.Array:
     return pc.list_element(bases.combine_chunks(), 0).is_valid()
 
 
-def fold_lives(rows: pa.Table) -> pa.Table:
-    """Fold the rows of keys with partial images, one by one in the order of the log, to FOLDED_ARROW rows."""
+def fold_lives(keyed: pa.Table) -> pa.Table:
+    """Fold the rows of keys with partial images to FOLDED_ARROW rows; `keyed` has the column `text`.
+
+    Only the rows of keys between which a partial image moved a row are folded one by one.
+    """
+    is_create = pc.equal(keyed["op"], Operation.CREATE.value)
+    begins = pc.and_(keyed["partial"], pc.or_(pc.is_valid(keyed["old_key"]), is_create))
+    alone, linked = _split_by_key(keyed, keyed.filter(begins))
+    return pa.concat_tables([_fold_alone(alone), _fold_linked(linked)])
+
+
+def _fold_alone(keyed: pa.Table) -> pa.Table:
+    """Fold the rows of keys whose partial images belong to a row that did not move."""
+    if not keyed.num_rows:
+        return FOLDED_ARROW.empty_table()
+    found = latest_images(keyed, key_ids(keyed))
+    latest = keyed.select(["relation", "key", "position", "ordinal", "committed_at"]).take(found["row"])
+    columns = {
+        **dict(zip(latest.column_names, latest.columns, strict=True)),
+        "op": pc.if_else(pc.is_null(found["after"]), "d", "u"),
+        "after": found["after"],
+        "complete": found["complete"],
+        "base": pa.nulls(found.num_rows, FOLDED_ARROW.field("base").type),
+        "payload": pa.nulls(found.num_rows, FOLDED_ARROW.field("payload").type),
+    }
+    return pa.table([columns[name] for name in FOLDED_ARROW.names], schema=FOLDED_ARROW)
+
+
+def _fold_linked(rows: pa.Table) -> pa.Table:
+    """Fold the rows of keys between which partial images moved rows, one by one in the order of the log."""
     lives: dict[tuple[int, tuple[str, ...]], Life] = {}
     before_delete: dict[tuple[int, tuple[str, ...]], tuple[Life | None, tuple[int, int]]] = {}
     for row in _in_order(rows):
@@ -248,13 +293,11 @@ def fold_lives(rows: pa.Table) -> pa.Table:
     return pa.Table.from_pylist(list(map(_folded_row, lives.values())), schema=FOLDED_ARROW)
 
 
-def _in_order(rows: pa.Table) -> Iterable[Mapping[str, Any]]:
-    if not rows.num_rows:
-        return []
+def _in_order(rows: pa.Table) -> Iterator[Mapping[str, Any]]:
     needed = ["relation", "op", "key", "old_key", "position", "ordinal", "committed_at", "after", "partial"]
     order = pc.sort_indices(rows.select(["position", "ordinal"]), _LOG_ORDER)
-    ordered: list[dict[str, Any]] = rows.select(needed).take(order).to_pylist()
-    return ordered
+    for start in range(0, rows.num_rows, _PYTHON_ROWS):  # a Python object per value needs much memory
+        yield from rows.select(needed).take(order[start : start + _PYTHON_ROWS]).to_pylist()
 
 
 def _image(row: Mapping[str, Any]) -> dict[int, str | None]:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from cdc.demo.shop_workload import Workload
-from pipelines.range_folder import SMALL
+from pipelines.range_folder import PARTIAL
 from tests.faults.test_kill_apply import assert_equal
 from tests.faults.test_kill_reader import KILLED, prepare
 from tests.fixtures.pipeline import Pipeline
@@ -24,8 +24,8 @@ from tests.fixtures.waiting import PATIENCE
 
 pytestmark = pytest.mark.slow
 
-UPDATES = 10
-DOCUMENTS = SMALL // UPDATES + 100
+UPDATES = 50
+DOCUMENTS = PARTIAL // UPDATES + 100
 """Rows of shop.documents. Updates do not send the unchanged column `body`, which is stored out of line."""
 
 

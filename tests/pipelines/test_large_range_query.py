@@ -17,7 +17,7 @@ from cdc.log.reader import LogReader
 from cdc.position import Position
 from pipelines.large_range_query import LargeRangeQuery
 from pipelines.opened_sink import SinkParts
-from pipelines.range_folder import SMALL, RangeFolder
+from pipelines.range_folder import PARTIAL, RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.replay_pause import ReplayPauses
 from pipelines.runtime.sink_status_reporter import SinkFigures
@@ -37,8 +37,8 @@ def _shop(tmp_path: Path) -> ShopPipeline:
 
 def append_large(shop: ShopPipeline, position: int) -> None:
     """Add a transaction of one row more than the driver folds, each with a partial image."""
-    rows = repeated(change(position, 0, 1, None, op="u", after=[(1, "1")], partial=True), SMALL)
-    shop.append(position, pa.concat_tables([rows, table(change(position, SMALL, 1, f"o{position}", op="u"))]))
+    rows = repeated(change(position, 0, 1, None, op="u", after=[(1, "1")], partial=True), PARTIAL)
+    shop.append(position, pa.concat_tables([rows, table(change(position, PARTIAL, 1, f"o{position}", op="u"))]))
 
 
 def note_of(shop: ShopPipeline, key: int) -> str:
@@ -95,7 +95,7 @@ def loop_of(shop: ShopPipeline) -> Iterator[SinkLoop]:
     sink = shop.definition.sinks[0]
     with Catalog.open(shop.definition.catalog.url) as catalog:
         target, fold = build_sink(sink), RangeFolder(LogReader(shop.definition.log.path), "lake", sink.tables)
-        fold.small = fold.whole_bytes = 0
+        fold.small = fold.here_bytes = 0
         loop = SinkLoop(target, fold, CutRequests(catalog, "shop"), SinkFigures("shop", "lake", FIGURES))
         loop.open()
         try:

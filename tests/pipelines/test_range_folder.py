@@ -12,7 +12,7 @@ from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter
 from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
-from pipelines.range_folder import SMALL, WHOLE_BYTES, RangeFolder
+from pipelines.range_folder import HERE_BYTES, SMALL, RangeFolder
 from pipelines.sinks.contract import SparkAwaited
 from tests.log.rows import IDENTITY, LIMITS, info, row, table
 from tests.pipelines.shop_pipeline import repeated
@@ -33,9 +33,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def folding(root: Path, whole_bytes: int = 0) -> RangeFolder:
+def folding(root: Path, here_bytes: int = 0) -> RangeFolder:
     found = RangeFolder(LogReader(root), "lake", ("shop.*",))
-    found.whole_bytes = whole_bytes
+    found.here_bytes = here_bytes
     return found
 
 
@@ -61,13 +61,17 @@ def test_a_large_range_is_folded_in_spark_within_its_ends(spark: SparkSession, r
 
     images = folding(root)(frame, Position(10), LARGE).images
     assert latest(images) == {str(n): SMALL + n for n in range(100)}
-    here = folding(root, WHOLE_BYTES)(None, Position(10), LARGE).images
+    here = folding(root, HERE_BYTES)(None, Position(10), LARGE).images
     assert here.num_rows == images.num_rows
     assert latest(here) == latest(images)
 
 
-def test_a_large_range_with_a_partial_image_is_sparks(root: Path) -> None:
-    assert folding(root, WHOLE_BYTES).is_small(Position(10), LARGE)
+def test_a_large_range_is_for_spark_if_too_many_rows_are_in_files_with_partial_images(root: Path) -> None:
     writer = LogWriter(root, LIMITS)
-    writer.commit(writer.stage(table(row(21, op="u", partial=True))), info(21))
-    assert not folding(root, WHOLE_BYTES).is_small(Position(10), Position(21))
+    writer.commit(writer.stage(table(*(row(21, n, op="u", partial=True) for n in range(9)))), info(21))
+    fold = folding(root, HERE_BYTES)
+
+    assert fold.is_small(Position(10), Position(21))
+    fold.partial = 8
+    assert not fold.is_small(Position(10), Position(21))
+    assert fold.is_small(Position(10), LARGE)

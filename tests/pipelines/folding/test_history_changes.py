@@ -193,7 +193,7 @@ def test_a_large_range_tells_what_a_small_one_does(tmp_path: Path, spark: SparkS
     asked = wanted(tmp_path, "lake", [{"match": "shop.orders", "stored_as_scd_type": 2}])
     fold = RangeFolder(LogReader(twins.cut.folder / "log"), "lake", asked.tables, keeps_history(asked))
     small = fold(None, Position(0), end)
-    fold.small = fold.whole_bytes = 0
+    fold.small = fold.here_bytes = 0
     assert batches_equal(fold(spark, Position(0), end), small)
     assert small.since == (fold.log.compacted.horizon if trimmed and fold.log.compacted else 0)
 
