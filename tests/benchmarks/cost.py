@@ -1,7 +1,8 @@
-"""Cost: CPU and memory of every process of a running pipeline, under loads that it easily keeps up with.
+"""Cost: CPU, memory and wake-ups of every process of a running pipeline, under loads that it easily keeps up with.
 
 `cdc run` starts reader, apply process and server. The load is a constant number of changes per second over some
-tables. CPU comes from /proc and counts all threads and children; the server that runs Postgres is not counted.
+tables. CPU comes from /proc and counts all threads and children; the server that runs Postgres is not counted. The part
+`reader` is the reader alone, at one thousand transactions of four changes a second.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
 
+from cdc.log.disk_format import CHANGES
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.postgres.connection import connect
@@ -29,11 +31,11 @@ from cdc.stores.lake_reader import Lake
 from cdc.stores.published_record import TargetState
 from tests.benchmarks import workloads
 from tests.benchmarks.figures import Figure
-from tests.benchmarks.peers import ReaderPlace, under_load, until
+from tests.benchmarks.peers import Reader, ReaderPlace, under_load, until
 from tests.benchmarks.snapshot import SETTINGS
 
-PARTS: Final = ("7_tables", "1_table", "100_tables")
-QUICK_PARTS: Final = PARTS[:1]
+PARTS: Final = ("7_tables", "1_table", "100_tables", "reader")
+QUICK_PARTS: Final = ("7_tables", "reader")
 TABLES: Final = {"7_tables": 7, "1_table": 1, "100_tables": 100}
 RATES: Final = (0, 10, 200, 2_000)
 """Changes per second over all tables."""
@@ -44,6 +46,8 @@ IDLE_AFTER: Final = 45.0
 """Seconds after the first copy: the streaming query that copied large tables has stopped by then."""
 ROLES: Final = {"reader": "cdc reader", "apply": "pipelines apply", "jvm": "java", "server": "cdc serve"}
 """Name in the figures → what the command line of the process contains."""
+READER_RATE: Final = 1_000.0
+"""Transactions per second for the reader alone."""
 LIMITS: Final = {("7_tables", 0): 0.03, ("7_tables", 200): 0.35}
 
 
@@ -56,7 +60,11 @@ def run(*, quick: bool, seconds: float = 0, runs: int = 0, parts: Sequence[str] 
         folder = Path(name)
         folder.chmod(0o755)  # the server runs as another user
         for number in range(runs):
-            for part in parts:
+            if "reader" in parts:
+                with EmbeddedPostgres(folder / f"reader{number}", version=18, settings=SETTINGS, tcp=True) as server:
+                    alone = _reader_alone(server.dsn(), folder / f"reader{number}-cdc", warm, measured)
+                figures["cores.reader_1000"].values.append(alone)
+            for part in [part for part in parts if part in TABLES]:
                 work = workloads.ticking(TABLES[part], TABLE_ROWS)
                 with EmbeddedPostgres(folder / f"{part}{number}", version=18, settings=SETTINGS, tcp=True) as server:
                     pipeline = _Pipeline(server.dsn(), folder / f"{part}{number}-cdc", work)
@@ -68,18 +76,37 @@ def run(*, quick: bool, seconds: float = 0, runs: int = 0, parts: Sequence[str] 
                             for role, usage in used.items():
                                 figures[f"cores.{role}_{_rate(rate)}.{part}"].values.append(usage.cores)
                                 figures[f"rss_mib.{role}_{_rate(rate)}.{part}"].values.append(usage.rss_mib)
+                                figures[f"wakeups.{role}_{_rate(rate)}.{part}"].values.append(usage.wakeups)
     return runs, figures
 
 
 def _figures() -> dict[str, Figure]:
-    figures = {}
-    for part in PARTS:
+    figures = {"cores.reader_1000": Figure("cores", at_most=0.25)}
+    for part in TABLES:
         for rate in RATES:
             for role in ("pipeline", *ROLES):
                 limit = LIMITS.get((part, rate)) if role == "pipeline" else None
                 figures[f"cores.{role}_{_rate(rate)}.{part}"] = Figure("cores", at_most=limit)
                 figures[f"rss_mib.{role}_{_rate(rate)}.{part}"] = Figure("MiB")
+                figures[f"wakeups.{role}_{_rate(rate)}.{part}"] = Figure("1/s")
     return figures
+
+
+def _reader_alone(dsn: str, folder: Path, warm: float, seconds: float) -> float:
+    """Return the cores that a reader without other processes uses at READER_RATE."""
+    work = workloads.tpcb(0)
+    folder.mkdir()
+    with connect(dsn) as conn:
+        for statement in work.setup:
+            conn.execute(statement.encode())
+    place = ReaderPlace("alone", folder, dsn, f"{work.schema}.*", "alone_pub")
+    with Reader(place) as reader:
+        until(lambda: (place.log / CHANGES / "_delta_log").is_dir() and LogReader(place.log).durable, 60)
+        with under_load(dsn, work.schema, READER_RATE):
+            time.sleep(warm)
+            before, began = reader.usage().cpu_seconds, time.monotonic()
+            time.sleep(seconds)
+            return (reader.usage().cpu_seconds - before) / (time.monotonic() - began)
 
 
 def _rate(rate: int) -> str:
@@ -88,10 +115,12 @@ def _rate(rate: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Used:
-    """CPU and memory of one kind of process."""
+    """CPU, memory and wake-ups of one kind of process."""
 
     cores: float
     rss_mib: float
+    wakeups: float
+    """How often its threads woke up, per second."""
 
 
 class _Pipeline:
@@ -140,14 +169,16 @@ class _Pipeline:
 
     def used(self, seconds: float) -> Mapping[str, _Used]:
         """Measure for so many seconds; return what each role used, and all of them as `pipeline`."""
-        before, began = self._cpu(), time.monotonic()
+        cpu, wakeups, began = self._cpu(), self._wakeups(), time.monotonic()
         time.sleep(seconds)
-        after, elapsed = self._cpu(), time.monotonic() - began
-        rss, cores = self._rss(), defaultdict[str, float](float)
-        for (role, process), used in after.items():
-            cores[role] += (used - before.get((role, process), 0.0)) / elapsed
-        found = {role: _Used(cores.get(role, 0.0), rss.get(role, 0.0)) for role in ROLES}
-        return found | {"pipeline": _Used(sum(cores.values()), sum(rss.values()))}
+        cpu_after, wakeups_after, elapsed = self._cpu(), self._wakeups(), time.monotonic() - began
+        cores, woken, rss = defaultdict[str, float](float), defaultdict[str, float](float), self._rss()
+        for (role, process), used in cpu_after.items():
+            cores[role] += (used - cpu.get((role, process), 0.0)) / elapsed
+        for (role, thread), count in wakeups_after.items():
+            woken[role] += (count - wakeups.get((role, thread), 0)) / elapsed
+        found = {role: _Used(cores[role], rss.get(role, 0.0), woken[role]) for role in ROLES}
+        return found | {"pipeline": _Used(sum(cores.values()), sum(rss.values()), sum(woken.values()))}
 
     def _is_streaming(self, tables: int) -> bool:
         if self._process.poll() is not None:
@@ -164,6 +195,17 @@ class _Pipeline:
         for role, process in self._processes():
             fields = (process / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
             found[role, process] = sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+        return found
+
+    def _wakeups(self) -> dict[tuple[str, Path], int]:
+        """Return how often each running thread has waited and woken up so far, with its role."""
+        found = {}
+        for role, process in self._processes():
+            for thread in (process / "task").iterdir():
+                with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
+                    lines = (thread / "status").read_text(encoding="utf-8").splitlines()
+                    counts = [line.split()[1] for line in lines if line.startswith("voluntary_ctxt_switches")]
+                    found[role, thread] = sum(map(int, counts))
         return found
 
     def _rss(self) -> dict[str, float]:
