@@ -34,7 +34,7 @@ HERE_BYTES: Final = 192 << 20
 Two million rows take three seconds on the driver, and ten seconds in Spark on two cores. In memory they are three times
 as large as on disk.
 """
-PARTIAL: Final = 250_000
+PARTIAL_ROWS: Final = 250_000
 """Maximum rows in the log files with partial images of such a range.
 
 If partial images moved rows to other keys, the rows of these keys are folded one by one, and need much more memory.
@@ -62,7 +62,7 @@ class RangeFolder:
         """Maximum rows of a range that is folded without Spark, and of one slice of a range with history."""
         self.here_bytes = HERE_BYTES
         """Maximum bytes of a larger range that is folded without Spark."""
-        self.partial = PARTIAL
+        self.partial_rows = PARTIAL_ROWS
         """Maximum rows in the files with partial images of such a range."""
 
     def is_small(self, after: Position, upto: Position) -> bool:
@@ -71,7 +71,7 @@ class RangeFolder:
         if sum(file.rows for file in files) <= self.small:
             return True
         partial = sum(file.rows for file in files if file.partial)
-        return partial <= self.partial and sum(file.size for file in files) <= self.here_bytes
+        return partial <= self.partial_rows and sum(file.size for file in files) <= self.here_bytes
 
     def __call__(
         self, rows: DataFrame | SparkSession | None, after: Position, upto: Position, relation: int | None = None

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from cdc.demo.shop_workload import Workload
-from pipelines.range_folder import PARTIAL
+from pipelines.range_folder import PARTIAL_ROWS
 from tests.faults.test_kill_apply import assert_equal
 from tests.faults.test_kill_reader import KILLED, prepare
 from tests.fixtures.pipeline import Pipeline
@@ -25,7 +25,7 @@ from tests.fixtures.waiting import PATIENCE
 pytestmark = pytest.mark.slow
 
 UPDATES = 50
-DOCUMENTS = PARTIAL // UPDATES + 100
+DOCUMENTS = PARTIAL_ROWS // UPDATES + 100
 """Rows of shop.documents. Updates do not send the unchanged column `body`, which is stored out of line."""
 
 

@@ -16,7 +16,7 @@ from cdc.errors import SinkOfAnotherLog
 from cdc.position import Position
 from pipelines.__main__ import main
 from pipelines.opened_sink import SinkParts
-from pipelines.range_folder import SMALL
+from pipelines.range_folder import PARTIAL_ROWS
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.replay_pause import ReplayPauses
 from pipelines.sink_lifecycle import SinkRunner
@@ -134,7 +134,7 @@ def test_without_a_spark_that_starts_the_process_ends_and_says_why_once(
 
 
 def test_spark_starts_for_a_range_that_needs_it_with_a_lower_priority(shop: ShopPipeline, started: Path) -> None:
-    shop.append(END + 100, repeated(PARTIAL, SMALL + 1))
+    shop.append(END + 100, repeated(PARTIAL, PARTIAL_ROWS + 1))
     done = apply_once(shop, started)
 
     assert done.status == 3, done.output + done.errors

@@ -17,7 +17,7 @@ from cdc.log.reader import LogReader
 from cdc.position import Position
 from pipelines.large_range_query import LargeRangeQuery
 from pipelines.opened_sink import SinkParts
-from pipelines.range_folder import PARTIAL, RangeFolder
+from pipelines.range_folder import PARTIAL_ROWS, RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.replay_pause import ReplayPauses
 from pipelines.runtime.sink_status_reporter import SinkFigures
@@ -37,8 +37,8 @@ def _shop(tmp_path: Path) -> ShopPipeline:
 
 def append_large(shop: ShopPipeline, position: int) -> None:
     """Add a transaction of one row more than the driver folds, each with a partial image."""
-    rows = repeated(change(position, 0, 1, None, op="u", after=[(1, "1")], partial=True), PARTIAL)
-    shop.append(position, pa.concat_tables([rows, table(change(position, PARTIAL, 1, f"o{position}", op="u"))]))
+    rows = repeated(change(position, 0, 1, None, op="u", after=[(1, "1")], partial=True), PARTIAL_ROWS)
+    shop.append(position, pa.concat_tables([rows, table(change(position, PARTIAL_ROWS, 1, f"o{position}", op="u"))]))
 
 
 def note_of(shop: ShopPipeline, key: int) -> str:

@@ -14,7 +14,7 @@ from cdc.catalog import Catalog
 from cdc.log.reader import LogReader
 from cdc.stores.published_record import TargetState
 from pipelines.opened_sink import LONGEST, FirstBatchGate, OpenedSink, SinkParts, batch_interval
-from pipelines.range_folder import PARTIAL
+from pipelines.range_folder import PARTIAL_ROWS
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.replay_pause import ReplayPauses
 from pipelines.runtime.sink_status_reporter import SinkFigures
@@ -93,7 +93,7 @@ def test_a_table_catches_up_without_spark_if_its_range_is_small(shop: ShopPipeli
 def test_a_table_with_a_large_range_waits_for_spark_and_then_catches_up(
     shop: ShopPipeline, spark: SparkSession
 ) -> None:
-    let_orders_lag(shop, PARTIAL)
+    let_orders_lag(shop, PARTIAL_ROWS)
     with opened(shop, spark_that_never_starts()) as sink:
         with pytest.raises(SparkAwaited, match="too large"):
             sink.catch_up()

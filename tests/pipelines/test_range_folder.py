@@ -72,6 +72,6 @@ def test_a_large_range_is_for_spark_if_too_many_rows_are_in_files_with_partial_i
     fold = folding(root, HERE_BYTES)
 
     assert fold.is_small(Position(10), Position(21))
-    fold.partial = 8
+    fold.partial_rows = 8
     assert not fold.is_small(Position(10), Position(21))
     assert fold.is_small(Position(10), LARGE)
