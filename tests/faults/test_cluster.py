@@ -33,6 +33,7 @@ from cdc.service.background_jobs import ReplayJobs
 from cdc.stores.lake_reader import Lake
 from pipelines.compaction.compaction_steps import compact
 from pipelines.folding.fold import fold
+from pipelines.range_folder import PARTIAL_ROWS
 from pipelines.runtime.spark_session import SparkSettings, delta_jars
 from tests.faults.test_kill_apply import assert_equal
 from tests.faults.test_kill_reader import prepare
@@ -43,8 +44,12 @@ from tests.fixtures.s3 import KEY, KEY_ID, S3
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(270)]
 
-MANY = 120_000
-"""Rows: with a partial image among them more than the driver folds by itself."""
+MANY = 20_000
+"""Rows that one transaction adds."""
+LARGE = 1_000
+"""Those among them with a large value, which updates do not send."""
+UPDATES = PARTIAL_ROWS // LARGE + 1
+"""How often that transaction updates these rows: more often than the driver folds by itself."""
 SLOW = 240.0
 """Seconds for a cluster of several JVMs on a busy machine."""
 
@@ -132,8 +137,10 @@ def add_many(pipeline: Pipeline, first: int = 1) -> None:
         rows = "SELECT n, 'note ' || n FROM generate_series(%s::int, %s::int) n"
         with conn.transaction():
             conn.execute(f"INSERT INTO shop.many {rows}", [first, first + MANY - 1])
-            conn.execute("UPDATE shop.many SET large = repeat('large ', 800) WHERE id = %s", [first])
-            conn.execute("UPDATE shop.many SET note = note WHERE id = %s", [first])  # without what is large
+            some = f"id BETWEEN {first} AND {first + LARGE - 1}"
+            conn.execute(f"UPDATE shop.many SET large = repeat('large ', 800) WHERE {some}".encode())
+            again = f"UPDATE shop.many SET note = note WHERE {some}"
+            conn.execute(f"DO $$ BEGIN FOR i IN 1..{UPDATES} LOOP {again}; END LOOP; END $$".encode())
     pipeline.settle()
 
 

@@ -109,6 +109,7 @@ def sent_again(held: Captured) -> list[bytes]:
     options = StreamOptions(slot=held.slot, publication="cdc_held_pub", start=lsn_to_confirm(0))
     with ReplicationStream.open(held.dsn, options) as stream:
         frames = stream.receive(1.0)
+    until(lambda: not status(held).active, "the server has noticed that the connection is closed")
     return [bytes(f) for f in frames or [] if bytes(f)[25:26] in {b"I", b"U", b"D"}]
 
 
