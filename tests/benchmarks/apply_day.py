@@ -7,8 +7,8 @@ A batch of k keys in a table of T rows writes new vectors for all files, and a v
 row. With b bytes to a row, vectors and rewritten files together write in the long run at least 2·√(T/(k·b)) bytes for a
 changed byte: 30 for 1,000 keys of 45 bytes in 10 million rows. So only the larger batch has a limit.
 
-Reads by Spark keep their limit, those by delta-rs do not: delta-rs 1.6 takes 1.9 times as long for a file with a vector
-as for the same file without one, whatever the vector deletes, and with random keys every file has a vector.
+Reads by Spark stay within their limit, reads by delta-rs miss it: delta-rs 1.6 takes 1.9 times as long for a file with
+a vector as for the same file without one, whatever the vector deletes, and with random keys every file has a vector.
 """
 
 from __future__ import annotations

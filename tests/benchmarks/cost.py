@@ -21,7 +21,6 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from cdc.log.disk_format import CHANGES
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.postgres.connection import connect
@@ -31,7 +30,7 @@ from cdc.stores.lake_reader import Lake
 from cdc.stores.published_record import TargetState
 from tests.benchmarks import workloads
 from tests.benchmarks.figures import Figure
-from tests.benchmarks.peers import Reader, ReaderPlace, under_load, until
+from tests.benchmarks.peers import Reader, ReaderPlace, execute, under_load, until
 from tests.benchmarks.snapshot import SETTINGS
 
 PARTS: Final = ("7_tables", "1_table", "100_tables", "reader")
@@ -96,12 +95,10 @@ def _reader_alone(dsn: str, folder: Path, warm: float, seconds: float) -> float:
     """Return the cores that a reader without other processes uses at READER_RATE."""
     work = workloads.tpcb(0)
     folder.mkdir()
-    with connect(dsn) as conn:
-        for statement in work.setup:
-            conn.execute(statement.encode())
+    execute(dsn, *work.setup)
     place = ReaderPlace("alone", folder, dsn, f"{work.schema}.*", "alone_pub")
     with Reader(place) as reader:
-        until(lambda: (place.log / CHANGES / "_delta_log").is_dir() and LogReader(place.log).durable, 60)
+        until(place.has_begun, 60)
         with under_load(dsn, work.schema, READER_RATE):
             time.sleep(warm)
             before, began = reader.usage().cpu_seconds, time.monotonic()
@@ -136,9 +133,7 @@ class _Pipeline:
     @contextmanager
     def running(self, tables: int, *, idle_after: float) -> Iterator[None]:
         """Run the pipeline inside the block, which begins some time after all tables are copied and published."""
-        with connect(self._dsn) as conn:
-            for statement in self._work.setup:
-                conn.execute(statement.encode())
+        execute(self._dsn, *self._work.setup)
         output = self._place.folder / "run.out"
         with output.open("ab") as written:
             self._process = subprocess.Popen(

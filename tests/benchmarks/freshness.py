@@ -40,7 +40,7 @@ from cdc.stores.lake_reader import Lake
 from cdc.stores.published_record import Published, TargetState
 from tests.benchmarks import workloads
 from tests.benchmarks.figures import Figure
-from tests.benchmarks.peers import Reader, ReaderPlace, under_load, until
+from tests.benchmarks.peers import Reader, ReaderPlace, execute, under_load, until
 from tests.benchmarks.publications import Publications
 from tests.benchmarks.snapshot import SETTINGS
 
@@ -202,9 +202,8 @@ class Measurement:
 
     def _made(self) -> int:
         """The tables of the load_definition, and how many they are."""
+        execute(self._dsn, *self._load.setup)
         with connect(self._dsn) as conn:
-            for statement in self._load.setup:
-                conn.execute(statement.encode())
             row = conn.execute("SELECT count(*) FROM pg_tables WHERE schemaname = %s", [self._load.schema]).fetchone()
         assert row is not None
         return int(row[0])

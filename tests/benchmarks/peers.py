@@ -18,7 +18,10 @@ from threading import Event
 from types import TracebackType
 from typing import Self
 
+from cdc.log.disk_format import CHANGES
+from cdc.log.reader import LogReader
 from cdc.lsn import Lsn
+from cdc.position import Position
 from cdc.postgres.connection import connect
 
 DEFINITION = """\
@@ -57,6 +60,15 @@ class ReaderPlace:
     def log(self) -> Path:
         """The change log."""
         return self.folder / "log"
+
+    @property
+    def durable(self) -> Position | None:
+        """The last durable position of the log; None before its first commit."""
+        return LogReader(self.log).durable if (self.log / CHANGES / "_delta_log").is_dir() else None
+
+    def has_begun(self) -> bool:
+        """Whether the log has a commit."""
+        return self.durable is not None
 
     def write(self) -> Path:
         """The definition's file."""
@@ -126,6 +138,13 @@ class Reader:
         lines = (process / "status").read_text(encoding="utf-8").splitlines()
         peak = next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
         return Usage(cpu, peak / 1024)
+
+
+def execute(dsn: str, *statements: str) -> None:
+    """Run statements, each its own transaction."""
+    with connect(dsn) as conn:
+        for statement in statements:
+            conn.execute(statement.encode())
 
 
 def receive_to_null(dsn: str, slot: str, publication: str, end: Lsn) -> float:

@@ -27,7 +27,7 @@ from cdc.postgres.slot import drop_slot, slot_status
 from tests.benchmarks import replay, workloads
 from tests.benchmarks.commits import CopyEnd, lags
 from tests.benchmarks.figures import Figure
-from tests.benchmarks.peers import Reader, ReaderPlace, copy_to_null, under_load, until
+from tests.benchmarks.peers import Reader, ReaderPlace, copy_to_null, execute, under_load, until
 
 SETTINGS: Final = {
     "fsync": "off",
@@ -85,7 +85,7 @@ def run(
         with EmbeddedPostgres(folder / "postgres", version=18, settings=SETTINGS, tcp=True) as server:
             bench = Bench(server.dsn(), folder, figures, rows)
             for workload in (workloads.mixed(rows), workloads.tpcb(0)):
-                bench.execute(*workload.setup)
+                execute(server.dsn(), *workload.setup)
             for _ in range(runs):
                 if "copy" in parts:
                     bench.copies()
@@ -158,12 +158,6 @@ class Bench:
             for key, value in replay.measured(copied.place, TOPIC, self._rows).items():
                 self._note(key, value)
         shutil.rmtree(copied.place.folder)
-
-    def execute(self, *statements: str) -> None:
-        """Run statements, each its own transaction."""
-        with connect(self._dsn) as conn:
-            for statement in statements:
-                conn.execute(statement.encode())
 
     @contextmanager
     def _first_copy(
