@@ -59,7 +59,6 @@ class ArrayPool:
     def _give_back(self, block: np.ndarray) -> None:
         """Keep a block for later, and forget the blocks that have been free for longest beyond the maximum."""
         with self._lock:
-            free = (*self._free, block)
-            while sum(spare.nbytes for spare in free) > self._spare:
-                free = free[1:]
-            self._free = free
+            self._free = (*self._free, block)
+            while self.spare_bytes > self._spare:
+                self._free = self._free[1:]

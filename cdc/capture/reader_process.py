@@ -73,7 +73,7 @@ LARGE_BLOCK: Final = 4 << 20
 """Size in bytes from which glibc maps a block separately and returns it to the system when it is freed.
 
 Smaller blocks are on the heap, and are used again after they are freed. glibc's default is 128 KiB and grows to the
-largest freed block, up to 32 MiB. A value of 1 MiB to 1.5 MiB would map a block for every message of that size."""
+largest freed block, up to 32 MiB. The value is larger than most messages: libpq allocates a block for each."""
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 

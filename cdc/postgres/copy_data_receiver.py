@@ -146,6 +146,7 @@ class CopyDrain:
         self._functions = load_functions()
         self._pool = ArrayPool(SPARE)
         self._block = np.empty(0, np.uint8)
+        """The rest of a memory block, after the last batch."""
 
     def take(self, limit: int = LIMIT) -> DrainResult:
         """Return the messages that libpq has buffered, until their total size in bytes reaches the limit."""

@@ -241,33 +241,28 @@ def has_base_key(bases: pa.ChunkedArray) -> pa.Array:
 def fold_lives(keyed: pa.Table) -> pa.Table:
     """Fold the rows of keys with partial images to FOLDED_ARROW rows; `keyed` has the column `text`.
 
-    Only the rows of keys between which a partial image moved a row are folded one by one.
+    Rows are folded one by one only for keys with a partial insert, and for keys between which a partial image moved a
+    row.
     """
-    is_create = pc.equal(keyed["op"], Operation.CREATE.value)
-    begins = pc.and_(keyed["partial"], pc.or_(pc.is_valid(keyed["old_key"]), is_create))
-    alone, linked = _split_by_key(keyed, keyed.filter(begins))
-    return pa.concat_tables([_fold_alone(alone), _fold_linked(linked)])
+    is_insert = pc.equal(keyed["op"], Operation.CREATE.value)
+    has_other_base = pc.and_(keyed["partial"], pc.or_(pc.is_valid(keyed["old_key"]), is_insert))
+    alone, linked = _split_by_key(keyed, keyed.filter(has_other_base))
+    return pa.concat_tables([_fold_alone(alone), _fold_one_by_one(linked)])
 
 
 def _fold_alone(keyed: pa.Table) -> pa.Table:
-    """Fold the rows of keys whose partial images belong to a row that did not move."""
+    """Fold the rows of keys whose partial images are updates that moved no row."""
     if not keyed.num_rows:
         return FOLDED_ARROW.empty_table()
     found = latest_images(keyed, key_ids(keyed))
-    latest = keyed.select(["relation", "key", "position", "ordinal", "committed_at"]).take(found["row"])
-    columns = {
-        **dict(zip(latest.column_names, latest.columns, strict=True)),
-        "op": pc.if_else(pc.is_null(found["after"]), "d", "u"),
-        "after": found["after"],
-        "complete": found["complete"],
-        "base": pa.nulls(found.num_rows, FOLDED_ARROW.field("base").type),
-        "payload": pa.nulls(found.num_rows, FOLDED_ARROW.field("payload").type),
-    }
-    return pa.table([columns[name] for name in FOLDED_ARROW.names], schema=FOLDED_ARROW)
+    latest = keyed.select(["relation", "key", "position", "ordinal", "committed_at", "payload"]).take(found["row"])
+    op = pc.if_else(pc.is_null(found["after"]), "d", "u")
+    folded = _as_folded(latest.append_column("op", op).append_column("after", found["after"]))
+    return folded.set_column(folded.column_names.index("complete"), "complete", found["complete"])
 
 
-def _fold_linked(rows: pa.Table) -> pa.Table:
-    """Fold the rows of keys between which partial images moved rows, one by one in the order of the log."""
+def _fold_one_by_one(rows: pa.Table) -> pa.Table:
+    """Fold rows one by one in the order of the log."""
     lives: dict[tuple[int, tuple[str, ...]], Life] = {}
     before_delete: dict[tuple[int, tuple[str, ...]], tuple[Life | None, tuple[int, int]]] = {}
     for row in _in_order(rows):

@@ -24,7 +24,7 @@ PART_BYTES: Final = 1 << 30
 def latest_images(rows: pa.Table, keys: np.ndarray, part_bytes: int = PART_BYTES) -> pa.Table:
     """Return one row per key: `row`, the number of its latest row, `after`, its merged image, and `complete`.
 
-    rows: log rows in any order, whose partial images moved no row to another key. keys: number of the key of each row.
+    rows: log rows in any order; each partial image is an update that moved no row. keys: number of each row's key.
     `after` is null if the latest row is a delete. `complete` is true for a delete, and if the image has every column.
     part_bytes: bytes of images that are merged at once.
     """
@@ -38,13 +38,11 @@ def _of_ordered(rows: pa.Table, order: np.ndarray, keys: np.ndarray) -> pa.Table
     """Return the result for the rows with the numbers `order`, which are sorted by key and by the order of the log."""
     places, sorted_keys = np.arange(len(order)), keys[order]
     first = np.flatnonzero(np.diff(sorted_keys, prepend=-1))
-    last = np.append(first[1:], len(order)) - 1 if len(first) else first
-    is_partial, is_delete = (
-        rows["partial"].to_numpy()[order],
-        pc.equal(rows["op"], Operation.DELETE.value).to_numpy()[order],
-    )
+    last = np.append(first, len(order))[1:] - 1
+    is_partial = rows["partial"].to_numpy()[order]
+    is_delete = pc.equal(rows["op"], Operation.DELETE.value).to_numpy()[order]
     # the latest row of each key that needs no image before it, else -1
-    start = np.maximum.reduceat(np.where(is_partial, -1, places), first) if len(first) else first
+    start = np.maximum.reduceat(np.where(is_partial, -1, places), first)
     is_deleted = is_delete[last]
     has_start = (start >= 0) & ~is_delete[start]
     merged = ~is_deleted & (np.maximum(start, first) < last)
@@ -57,7 +55,7 @@ def _of_ordered(rows: pa.Table, order: np.ndarray, keys: np.ndarray) -> pa.Table
         *rows["after"].take(pa.array(order[last[alone]])).chunks,
         pa.nulls(int(is_deleted.sum()), _IMAGE),
     ]
-    complete = np.concatenate([has_start[merged], has_start[alone], is_deleted[is_deleted]])
+    complete = np.concatenate([has_start[merged], has_start[alone], is_delete[last[is_deleted]]])
     return pa.table({"row": order[latest], "after": pa.chunked_array(after, _IMAGE), "complete": complete})
 
 

@@ -87,12 +87,12 @@ def driver(folder: str, *, apart: bool = False) -> Iterator[tuple[DeltaSink, Pub
 def batch(shard: int, published: Published, upto: int) -> TableBatch:
     """What a shard gets of the range that begins at the published cut, as the loop gives it."""
     rows = [row for row in rows_of(shard) if published.position < row["position"] <= upto]
-    told = fold_by_table(to_arrow(rows), sink=SINK)
-    controls = told.controls.get(shard, ControlEvents())
+    folded = fold_by_table(to_arrow(rows), sink=SINK)
+    controls = folded.controls.get(shard, ControlEvents())
     before = published.tables.get(shard)
     return TableBatch(
         schema=schema_of(shard, upto),
-        rows=told.rows_of(shard),
+        rows=folded.rows_of(shard),
         frame=None,
         after=min(before.position, upto) if before else 0,
         upto=upto,
