@@ -101,6 +101,7 @@ def reader(config: ConfigOption = DEFAULT_CONFIG, log_format: FormatOption = Log
 
 
 def server(
+    context: typer.Context,
     config: ConfigOption = DEFAULT_CONFIG,
     log_format: FormatOption = LogLineFormat.CONSOLE,
     strict_port: Annotated[
@@ -110,7 +111,8 @@ def server(
     """Serve the API, the metrics and the status page; `cdc run` starts this process."""
     from cdc.thread_priority import lower_thread_priority
 
-    lower_thread_priority(SERVER_NICE_INCREMENT)  # before the imports below, which take most of the start
+    if context.obj.owns_process:
+        lower_thread_priority(SERVER_NICE_INCREMENT)  # before the imports below, which take most of the start
     from cdc.config import load_definition
     from cdc.logging_setup import LogFormat, configure
     from cdc.service.api.server_process import main

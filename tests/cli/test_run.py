@@ -58,6 +58,15 @@ def test_the_server_leaves_the_processor_to_the_other_processes(tmp_path: Path) 
         assert os.getpriority(os.PRIO_PROCESS, process.pid) > os.getpriority(os.PRIO_PROCESS, 0)
 
 
+def test_a_server_in_the_process_of_its_caller_leaves_the_priority_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+
+    assert run(capsys, "server", "-c", write(tmp_path, SOUND + "service: {host: 0.0.0.0}\n")).status == 2
+    assert os.getpriority(os.PRIO_PROCESS, 0) == before
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_that_arrives_before_the_server_serves_ends_it(number: signal.Signals, tmp_path: Path) -> None:
     with server_in(tmp_path, "before_serve:1:stop") as process:
