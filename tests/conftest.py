@@ -70,6 +70,7 @@ pytest_plugins = [
     "tests.fixtures.cluster",
     "tests.fixtures.moved_clock",
     "tests.fixtures.once",
+    "tests.fixtures.opensearch",
     "tests.fixtures.postgres",
     "tests.fixtures.pipeline",
     "tests.fixtures.s3",
