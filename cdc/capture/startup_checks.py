@@ -19,8 +19,17 @@ from cdc.capture.resume_checks import captured_oids, check_source
 from cdc.capture.slot_belongs_to_log import SlotClaim, check_adopted, check_replaceable, check_slot_name
 from cdc.catalog import Catalog
 from cdc.catalog.connection import check_catalog_writable, is_catalog_created
-from cdc.config import Definition, DeltaSinkDefinition, rule_of, table_settings
-from cdc.config.definition_conflicts import with_target_columns
+from cdc.config import (
+    Definition,
+    DeltaSinkDefinition,
+    SearchRule,
+    SinkRule,
+    Transform,
+    rule_of,
+    search_settings,
+    table_settings,
+)
+from cdc.config.definition_conflicts import with_document_columns, with_target_columns
 from cdc.config.field_types import fixed_part, is_remote
 from cdc.config.sinks import Sink
 from cdc.errors import (
@@ -213,22 +222,26 @@ def mask_problems(definition: Definition, tables: Sequence[TableSchema]) -> list
     return found
 
 
+def _transform_of(sink: Sink, schema: TableSchema) -> Transform | None:
+    rule: SinkRule | SearchRule | None = rule_of(schema.topic, sink.rules)
+    return None if rule is None else rule.transform
+
+
 def _masked_columns(sink: Sink, schema: TableSchema) -> set[str]:
-    rule = rule_of(schema.topic, sink.rules) if isinstance(sink, DeltaSinkDefinition) else None
-    transform = None if rule is None else rule.transform
+    transform = _transform_of(sink, schema)
     return set() if transform is None else set(transform.mask)
 
 
 def _hidden_columns(sink: Sink, schema: TableSchema) -> set[str]:
     """Return the names of the columns whose values a sink masks or omits."""
-    if not isinstance(sink, DeltaSinkDefinition):
-        return set()
-    rule, all_columns = rule_of(schema.topic, sink.rules), {column.name for column in schema.columns}
-    there = {
-        column.name for column in with_target_columns(schema, table_settings(schema.topic, sink, sink.rules)).columns
-    }
-    transform = None if rule is None else rule.transform
-    return all_columns - there | (set() if transform is None else {*transform.mask, *transform.drop})
+    if isinstance(sink, DeltaSinkDefinition):
+        selected = with_target_columns(schema, table_settings(schema.topic, sink, sink.rules))
+    else:
+        settings = search_settings(schema.topic, sink, sink.rules)
+        selected = with_document_columns(schema, settings)
+    transform, there = _transform_of(sink, schema), {column.name for column in selected.columns}
+    hidden = set() if transform is None else {*transform.mask, *transform.drop}
+    return {column.name for column in schema.columns} - there | hidden
 
 
 def storage_problems(definition: Definition) -> list[PreflightProblem]:

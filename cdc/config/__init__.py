@@ -15,6 +15,8 @@ from cdc.config.sinks import (
     DeltaSinkDefinition,
     DroppedColumns,
     SchemaChanges,
+    SearchRule,
+    SearchSettings,
     SearchSinkDefinition,
     SinkRule,
     TableSettings,
@@ -22,6 +24,7 @@ from cdc.config.sinks import (
     TypeSettings,
     WriterChoice,
     rule_of,
+    search_settings,
     table_settings,
 )
 from cdc.config.transform import Transform
@@ -33,6 +36,8 @@ __all__ = [
     "DeltaSinkDefinition",
     "DroppedColumns",
     "SchemaChanges",
+    "SearchRule",
+    "SearchSettings",
     "SearchSinkDefinition",
     "Secret",
     "SinkRule",
@@ -48,6 +53,7 @@ __all__ = [
     "load_definition",
     "printable_definition",
     "rule_of",
+    "search_settings",
     "table_settings",
     "unprotected_service",
 ]

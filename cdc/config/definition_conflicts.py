@@ -1,7 +1,7 @@
 """Conflicts in a definition: between two of its keys, and between a sink's rule and a table. Does no I/O.
 
 `disagreements` needs only the definition, whose single keys are already validated. `column_conflicts` needs a table of
-the source: it checks that the columns named in a Delta sink's rules exist in the table and fit its target.
+the source: it checks that the columns named in a sink's rules exist in the table and fit its target.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from cdc.config.sinks import (
     DroppedColumns,
     HistoryMode,
     SchemaChanges,
+    SearchRule,
+    SearchSettings,
     SearchSinkDefinition,
     SinkRule,
     TableSettings,
@@ -31,7 +33,14 @@ from cdc.table import TableSchema, matches
 from cdc.target_names import column_name
 
 CORRECT_RULE: Final = "correct the sink's rule in the definition, then restart the apply process"
-_LISTS: Final = ("column_list", "except_column_list", "track_history_column_list", "track_history_except_column_list")
+_LISTS: Final = (
+    "column_list",
+    "except_column_list",
+    "track_history_column_list",
+    "track_history_except_column_list",
+    "fields",
+)
+"""Keys of a rule that are lists of columns; not every kind of rule has all of them."""
 _WILD: Final = frozenset("*?[")
 _MERGED_CHANGES: Final = frozenset({SchemaChanges.EVOLVE, SchemaChanges.EXCEPTION})
 """Schema-change policies that a shared target (`merge_tables`) supports.
@@ -67,6 +76,7 @@ def disagreements(definition: Definition) -> Iterator[Disagreement]:
     yield from _signals(definition)
     yield from _storage(definition)
     yield from _modes(definition)
+    yield from _search_rules(definition)
     yield from _routes(definition)
     if not definition.catalog.url:
         yield Disagreement(("catalog",), "required key is missing: catalog.url, because the log is in an object store")
@@ -151,15 +161,35 @@ def _kept(said: TableSettings, meant: TableSettings, key: Key) -> Iterator[Disag
                 found = f"conflicts with {meant.history_mode.value!r}: this key requires the latest state of rows"
                 yield Disagreement((*key, "transform", name), found)
     yield from _dropping(said, meant, key)
-    for group in EXCLUSIVE_KEYS:
-        both = sorted(name for name in group & said.model_fields_set if getattr(said, name))
-        if len(both) > 1:
-            yield Disagreement((*key, both[0]), f"conflicts with {both[1]}: keep only one of the two keys")
+    yield from _exclusive(said, key)
     for name in ("track_history_column_list", "track_history_except_column_list"):
         if getattr(said, name) and meant.history_mode is not HistoryMode.VERSIONS:
             yield Disagreement((*key, name), "requires stored_as_scd_type: 2")
         for column in sorted({*getattr(said, name)} & {*meant.except_column_list}):
             yield Disagreement((*key, name), f"contains {column!r}, which except_column_list excludes")
+
+
+def _exclusive(said: TableSettings | SearchSettings, key: Key) -> Iterator[Disagreement]:
+    """Yield a conflict for each two keys of one sink or one rule that must not both be set."""
+    for group in EXCLUSIVE_KEYS:
+        both = sorted(name for name in group & said.model_fields_set if getattr(said, name))
+        if len(both) > 1:
+            yield Disagreement((*key, both[0]), f"conflicts with {both[1]}: keep only one of the two keys")
+
+
+def _search_rules(definition: Definition) -> Iterator[Disagreement]:
+    """Yield the conflicts among the settings of the search sinks and of their rules."""
+    for place, sink in enumerate(definition.sinks):
+        if not isinstance(sink, SearchSinkDefinition):
+            continue
+        yield from _exclusive(sink, ("sinks", place))
+        for number, rule in enumerate(sink.rules):
+            key: Key = ("sinks", place, "rules", number)
+            yield from _exclusive(rule, key)
+            for name in ("computed", "where"):
+                if rule.transform is not None and getattr(rule.transform, name):
+                    message = "requires Spark, which a search sink does not use: use 'python', or remove the key"
+                    yield Disagreement((*key, "transform", name), message)
 
 
 def _dropping(said: TableSettings, meant: TableSettings, key: Key) -> Iterator[Disagreement]:
@@ -233,7 +263,7 @@ def _overlap(one: str, other: str) -> bool:
     return f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/")
 
 
-def with_target_columns(schema: TableSchema, settings: TableSettings) -> TableSchema:
+def with_target_columns(schema: TableSchema, settings: TableSettings | SearchSettings) -> TableSchema:
     """Return the table's schema with only the columns that the target has; ignore unknown names in the column lists."""
     wanted, unwanted = set(settings.column_list), set(settings.except_column_list)
     if not wanted and not unwanted:
@@ -242,29 +272,42 @@ def with_target_columns(schema: TableSchema, settings: TableSettings) -> TableSc
     return replace(schema, columns=columns)
 
 
-def column_conflicts(schema: TableSchema, rule: SinkRule | None, settings: TableSettings) -> Iterator[KeyConflict]:
+def with_document_columns(schema: TableSchema, settings: SearchSettings) -> TableSchema:
+    """Return the table's schema with only the columns that a search index has, before the transform of the rule."""
+    selected = with_target_columns(schema, settings)
+    if not settings.fields:
+        return selected
+    return replace(
+        selected, columns=tuple(c for c in selected.columns if c.key is not None or c.name in settings.fields)
+    )
+
+
+def column_conflicts(
+    schema: TableSchema, rule: SinkRule | SearchRule | None, settings: TableSettings | SearchSettings
+) -> Iterator[KeyConflict]:
     """Yield all conflicts between a table and its settings that can be found without Spark.
 
     settings: the settings of the sink, overridden by those of the rule.
     """
     yield from unknown_columns(schema, rule)
     yield from left_out_key_columns(schema, settings)
-    yield from missing_key(schema, settings.history_mode)
+    if isinstance(settings, TableSettings):
+        yield from missing_key(schema, settings.history_mode)
     if rule is not None and rule.transform is not None:
         for key, error in transform_conflicts(rule.transform, with_target_columns(schema, settings)):
             yield KeyConflict(("transform", *key), error)
 
 
-def unknown_columns(schema: TableSchema, rule: SinkRule | None) -> Iterator[KeyConflict]:
+def unknown_columns(schema: TableSchema, rule: SinkRule | SearchRule | None) -> Iterator[KeyConflict]:
     """Yield a conflict for each name in the rule's column lists that the table does not have as a column."""
     known = {column.name for column in schema.sent}
     for name in _LISTS if rule is not None else ():
-        for unknown in sorted(set(getattr(rule, name)) - known):
+        for unknown in sorted(set(getattr(rule, name, ())) - known):
             message = f"{name}: table {schema.topic!r} has no column {unknown!r}"
             yield KeyConflict((name,), SchemaNotApplicable(message, remedy=CORRECT_RULE))
 
 
-def left_out_key_columns(schema: TableSchema, settings: TableSettings) -> Iterator[KeyConflict]:
+def left_out_key_columns(schema: TableSchema, settings: TableSettings | SearchSettings) -> Iterator[KeyConflict]:
     """Yield a conflict for each key column that the column lists exclude from the target."""
     if not settings.column_list and not settings.except_column_list:
         return
@@ -273,6 +316,27 @@ def left_out_key_columns(schema: TableSchema, settings: TableSettings) -> Iterat
         key = "except_column_list" if name in settings.except_column_list else "column_list"
         message = f"column {name!r} of table {schema.topic!r} is part of the key and cannot be excluded"
         yield KeyConflict((key,), SchemaNotApplicable(message, remedy=CORRECT_RULE))
+
+
+def with_selected_columns(schema: TableSchema, settings: TableSettings | SearchSettings) -> TableSchema:
+    """Return the table with only the columns that its settings select for the target.
+
+    Raises SchemaNotApplicable if a key column is not selected. An unknown column name in the settings is no error here;
+    see check_named.
+    """
+    raise_first(left_out_key_columns(schema, settings))
+    return with_target_columns(schema, settings)
+
+
+def check_named(schema: TableSchema, rule: SinkRule | SearchRule | None) -> None:
+    """Raise SchemaNotApplicable if the rule of a table names a column that the table does not have."""
+    raise_first(unknown_columns(schema, rule))
+
+
+def raise_first(found: Iterator[KeyConflict]) -> None:
+    """Raise the error of the first conflict, if there is one."""
+    for conflict in found:
+        raise conflict.error
 
 
 def missing_key(schema: TableSchema, keeping: HistoryMode) -> Iterator[KeyConflict]:

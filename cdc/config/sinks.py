@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -252,7 +252,10 @@ A rule that sets a key overrides the sink's settings of the whole group.
 """
 
 
-def rule_of(topic: str, rules: Sequence[SinkRule]) -> SinkRule | None:
+AnyRule = TypeVar("AnyRule", bound="SinkRule | SearchRule")
+
+
+def rule_of(topic: str, rules: Sequence[AnyRule]) -> AnyRule | None:
     """Return the first rule that matches the table; None if no rule does."""
     return next((rule for rule in rules if matches(topic, (rule.match,))), None)
 
@@ -264,12 +267,16 @@ def table_settings(topic: str, sink: TableSettings, rules: Sequence[SinkRule]) -
 
 def settings_with_rule(sink: TableSettings, rule: SinkRule | None) -> TableSettings:
     """Return the sink's settings, overridden by those of the rule; if `rule` is None, the sink's settings alone."""
-    fields = TableSettings.model_fields.keys()
+    return TableSettings.model_construct(**_overridden(TableSettings, sink, rule))
+
+
+def _overridden(settings: type[Model], sink: Model, rule: Model | None) -> dict[str, Any]:
+    """Return the keys of `settings` that the sink or the rule sets; those of the rule override those of the sink."""
+    fields = settings.model_fields.keys()
     own = {name: getattr(sink, name) for name in sink.model_fields_set & fields}
     said = {} if rule is None else {name: getattr(rule, name) for name in rule.model_fields_set & fields}
     replaced = {name for group in EXCLUSIVE_KEYS if group & said.keys() for name in group}
-    own = {name: value for name, value in own.items() if name not in replaced}
-    return TableSettings.model_construct(**(own | said))
+    return {name: value for name, value in own.items() if name not in replaced} | said
 
 
 def target_path(template: str, rules: Sequence[SinkRule], schema: TableSchema) -> str:
@@ -333,7 +340,29 @@ class DeltaSinkDefinition(TableSettings):
     upkeep: TargetUpkeep = TargetUpkeep()
 
 
-class SearchSinkDefinition(Model):
+class SearchSettings(Model):
+    """Which columns a search sink stores. The keys of a sink apply to all its tables; those of a rule override them."""
+
+    column_list: tuple[Identifier, ...] = ()
+    """Columns of the source that are selected for the index; must include the key. Default all columns."""
+    except_column_list: tuple[Identifier, ...] = ()
+    """Columns of the source that the index does not have; alternative to `column_list`."""
+    fields: tuple[Identifier, ...] = ()
+    """Columns of the source that the index has besides the key; default every selected column. The words of those that
+    are text can be searched; the others are only stored. A masked column is text."""
+
+
+class SearchRule(SearchSettings):
+    """Settings for the tables that a glob matches; they override those of the search sink."""
+
+    match: Glob
+    """Glob over `schema.table`; the first rule that matches a table applies to it."""
+    transform: Transform | None = None
+    """Transformation of the rows before they are written to the index; default none. `computed` and `where` are not
+    possible."""
+
+
+class SearchSinkDefinition(SearchSettings):
     """A sink that is a full-text search index over the rows of its tables."""
 
     type: Literal["search"]
@@ -345,10 +374,16 @@ class SearchSinkDefinition(Model):
     """Local directory of the index."""
     tables: Annotated[tuple[Glob, ...], Field(min_length=1)] = ("*.*",)
     """Globs over `schema.table` of the captured tables that go to this sink; default all."""
-    fields: tuple[Identifier, ...] = ()
-    """Columns that are indexed for search; default every column."""
+    rules: tuple[SearchRule, ...] = ()
+    """Settings for single tables. The first rule that matches a table applies; settings that the rule leaves out are
+    taken from the sink."""
     dead_letters: DeadLetterSettings = DeadLetterSettings()
     """Limits for rows that the index rejects."""
+
+
+def search_settings(topic: str, sink: SearchSettings, rules: Sequence[SearchRule]) -> SearchSettings:
+    """Return the settings of one table in a search sink: those of the sink, overridden by those of the table's rule."""
+    return SearchSettings.model_construct(**_overridden(SearchSettings, sink, rule_of(topic, rules)))
 
 
 Sink = Annotated[DeltaSinkDefinition | SearchSinkDefinition, Field(discriminator="type")]

@@ -1,4 +1,4 @@
-"""Transform: how a rule of a Delta sink changes the rows of a table before they are written to the target.
+"""Transform: how a rule of a sink changes the rows of a table before they are written to the target.
 
 `drop`, `rename` and `mask` name columns of the source. Expressions are computed from the columns of the target:
 a dropped column is missing, a renamed column has its new name, a masked column has the masked value. The reason: if an

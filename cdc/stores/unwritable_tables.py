@@ -11,7 +11,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
-from cdc.config import Definition, DeltaSinkDefinition, SinkRule, TableSettings, rule_of, table_settings
+from cdc.config import (
+    Definition,
+    DeltaSinkDefinition,
+    SearchRule,
+    SearchSinkDefinition,
+    SinkRule,
+    TableSettings,
+    rule_of,
+    search_settings,
+    table_settings,
+)
 from cdc.config.definition_conflicts import KeyConflict, column_conflicts
 from cdc.config.sinks import target_path
 from cdc.config.yaml_document import Key
@@ -59,10 +69,19 @@ class SinkTable:
         `below` is the path of the setting inside its rule or sink. If the table's rule contains the setting, the result
         leads into the rule; otherwise it leads into the sink.
         """
-        rule = self.rule
-        if rule is not None and below[0] in rule.model_fields_set:
-            return ("sinks", self.number, "rules", self.sink.rules.index(rule), *below)
-        return ("sinks", self.number, *below)
+        return _key_in_rule(self.number, self.rule, self.sink.rules, below)
+
+
+def _key_in_rule(
+    number: int, rule: SinkRule | SearchRule | None, rules: Sequence[SinkRule | SearchRule], below: Key
+) -> Key:
+    """Return the path in the definition to one setting of a table, as `SinkTable.key` does.
+
+    number: index of the sink. rule: the table's rule, one of `rules`.
+    """
+    if rule is not None and below and below[0] in rule.model_fields_set:
+        return ("sinks", number, "rules", rules.index(rule), *below)
+    return ("sinks", number, *below)
 
 
 def tables_of_sinks(
@@ -95,15 +114,28 @@ def sink_conflicts(definition: Definition, tables: Sequence[TableSchema]) -> lis
 
 
 def rule_conflicts(definition: Definition, tables: Sequence[TableSchema], sinks: Collection[str]) -> list[KeyConflict]:
-    """Return the conflicts between the columns of tables and the settings of Delta sinks.
+    """Return the conflicts between the columns of tables and the settings of sinks.
 
     The function returns only conflicts that a check without Spark can find.
     """
-    return [
+    found = [
         KeyConflict(one.key(*key), error)
         for one in tables_of_sinks(definition, tables, sinks)
         for key, error in column_conflicts(one.schema, one.rule, one.settings)
     ]
+    return [*found, *_search_conflicts(definition, tables, sinks)]
+
+
+def _search_conflicts(
+    definition: Definition, tables: Sequence[TableSchema], sinks: Collection[str]
+) -> Iterator[KeyConflict]:
+    for number, sink in enumerate(definition.sinks):
+        if not isinstance(sink, SearchSinkDefinition) or sink.name not in sinks:
+            continue
+        for schema in (schema for schema in tables if matches(schema.topic, sink.tables)):
+            rule, settings = rule_of(schema.topic, sink.rules), search_settings(schema.topic, sink, sink.rules)
+            for key, error in column_conflicts(schema, rule, settings):
+                yield KeyConflict(_key_in_rule(number, rule, sink.rules, key), error)
 
 
 def path_conflicts(

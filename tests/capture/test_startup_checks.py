@@ -5,20 +5,25 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cdc.capture.reader import Reader, ReaderContext
 from cdc.capture.settings import reader_settings
-from cdc.capture.startup_checks import check_log
+from cdc.capture.startup_checks import check_log, mask_problems
+from cdc.config import load_definition
 from cdc.errors import CdcError, ExitCode, PreflightFailed, SourceUnreachable
 from cdc.log.epoch_and_slot_records import PendingEpoch, write_pending_epoch
 from cdc.postgres.connection import connect
 from cdc.postgres.embedded_server import EmbeddedPostgres
 from tests.cli.command import run, spawn
+from tests.config.definitions import SOUND, write
+from tests.contracts.folded import ORDERS
 from tests.faults.capture import Captured
 from tests.fixtures.disk import small_file_system
 from tests.fixtures.postgres import drop_when_free, rows_of, run_sql
@@ -60,6 +65,30 @@ def test_an_unreachable_source_is_a_temporary_error(tmp_path: Path) -> None:
     away = Captured(tmp_path, "postgresql://nobody@127.0.0.1:1/nothing", slot="s_away")
     with pytest.raises(SourceUnreachable):
         check_log(away.definition)
+
+
+MAIL = {"transform": {"mask": {"item": "redact"}}}
+
+
+@pytest.mark.parametrize(
+    ("lake", "find", "shown"),
+    [
+        (MAIL, {"fields": ["item"]}, ["sink 'find' shows 'item' unmasked, but sink 'lake' masks these columns"]),
+        ({}, MAIL, ["sink 'lake' shows 'item' unmasked, but sink 'find' masks these columns"]),
+        *((MAIL, hiding, []) for hiding in (MAIL, {"fields": ["price"]}, {"except_column_list": ["item"]})),
+        (MAIL, {"transform": {"drop": ["item"]}}, []),
+    ],
+)
+def test_a_sink_that_shows_what_another_one_masks_is_a_warning(
+    tmp_path: Path, lake: dict[str, Any], find: dict[str, Any], shown: list[str]
+) -> None:
+    text = SOUND + f"    rules: [{json.dumps({'match': 'shop.*', **lake})}]\n"
+    rules = json.dumps({"match": "shop.*", **find})
+    definition = load_definition(
+        write(tmp_path, f"{text}  - {{name: find, type: search, path: find, rules: [{rules}]}}\n")
+    )
+    found = mask_problems(definition, [ORDERS])
+    assert [problem.message.partition(";")[0] for problem in found] == shown
 
 
 Break = Callable[[Captured], object]

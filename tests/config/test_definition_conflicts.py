@@ -66,6 +66,31 @@ def test_an_unknown_mode_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     assert "soft_delete" in (issue.suggestion or "")
 
 
+SEARCH = "  - name: find\n    type: search\n    path: find\n"
+SEARCH_CONFLICTS = [
+    (["column_list: [id]", "except_column_list: [note]"], ("column_list",), "conflicts with except_column_list"),
+    (["transform: {where: 'id > 1'}"], ("transform", "where"), "requires Spark, which a search sink does not use"),
+    (["transform: {computed: {a: 'id'}}"], ("transform", "computed"), "requires Spark"),
+]
+
+
+@pytest.mark.parametrize(("said", "key", "message"), SEARCH_CONFLICTS)
+def test_a_conflict_of_a_search_sink_is_reported_at_its_key(
+    tmp_path: Path, said: list[str], key: tuple[str, ...], message: str
+) -> None:
+    rule = f"    rules: [{{match: 'shop.*', {', '.join(said)}}}]\n"
+    (issue,) = check_definition(write(tmp_path, f"{SOUND}{SEARCH}{rule}"), {}).issues
+    assert (issue.key, message in issue.message) == (f"sinks.1.rules.0.{'.'.join(key)}", True)
+
+
+def test_exclusive_column_lists_of_a_search_sink_are_reported(tmp_path: Path) -> None:
+    lists = "    column_list: [id]\n    except_column_list: [note]\n"
+    (issue,) = check_definition(write(tmp_path, f"{SOUND}{SEARCH}{lists}"), {}).issues
+    assert (issue.key, "conflicts with except_column_list" in issue.message) == ("sinks.1.column_list", True)
+    rule = "    column_list: [id]\n    rules: [{match: 'shop.*', except_column_list: [note], fields: [a]}]\n"
+    assert not check_definition(write(tmp_path, f"{SOUND}{SEARCH}{rule}"), {}).issues
+
+
 def table(*names: str, key: str | None = "id") -> TableSchema:
     """A table with text columns."""
     columns = tuple(

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from cdc.config import Definition, SinkRule
+from cdc.config import Definition, SearchRule, SinkRule
 from cdc.stores.unwritable_tables import path_conflicts, rule_conflicts, tables_of_sinks
 from tests.contracts.folded import ORDERS
 
@@ -62,6 +62,26 @@ def test_a_column_that_no_table_of_the_rule_has_is_a_mismatch(tmp_path: Path) ->
     (found,) = rule_conflicts(definition, TABLES, {"lake"})
     assert found.key == ("sinks", 1, "rules", 0, "except_column_list")
     assert found.error.message == "except_column_list: table 'shop.orders' has no column 'nope'"
+
+
+def test_a_column_that_a_search_sink_cannot_leave_out_is_a_mismatch(tmp_path: Path) -> None:
+    definition = definition_with(tmp_path)
+    find = definition.sinks[0].model_copy(
+        update={
+            "tables": ("*.items",),
+            "rules": (SearchRule(match="shop.*", except_column_list=("id",), fields=("no",)),),
+        }
+    )
+    definition = definition.model_copy(update={"sinks": (find,)})
+
+    found = rule_conflicts(definition, TABLES, {"find"})
+    assert {one.key: one.error.message for one in found} == {
+        ("sinks", 0, "rules", 0, "fields"): "fields: table 'shop.items' has no column 'no'",
+        ("sinks", 0, "rules", 0, "except_column_list"): (
+            "column 'id' of table 'shop.items' is part of the key and cannot be excluded"
+        ),
+    }
+    assert rule_conflicts(definition, TABLES, {"lake"}) == []
 
 
 def test_free_paths_have_no_conflict(tmp_path: Path) -> None:

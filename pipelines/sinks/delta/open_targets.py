@@ -13,7 +13,8 @@ from threading import RLock
 
 from deltalake import DeltaTable
 
-from cdc.config import SchemaChanges
+from cdc.config import SchemaChanges, rule_of
+from cdc.config.definition_conflicts import check_named, with_selected_columns
 from cdc.errors import TargetUnusable
 from cdc.table import TableSchema
 from pipelines.sinks.contract import TableBatch
@@ -31,8 +32,6 @@ from pipelines.sinks.delta.target_columns import (
     RowShape,
     TablePlans,
     check_history_mode,
-    check_named,
-    with_selected_columns,
 )
 from pipelines.sinks.delta.target_layout import NewTarget, TargetLayout
 from pipelines.sinks.delta.unsupported_feature_errors import translate_refusals
@@ -200,13 +199,13 @@ class OpenTargets:
         target = whole.part_of(schema.relation)
         if target.relation is None:
             self._check_new(schema)
-            check_named(schema, self._settings.rules)
+            check_named(schema, rule_of(schema.topic, self._settings.rules))
         target.add_table(schema, self.shape(schema).columns)
         return target
 
     def _create(self, uri: str, schema: TableSchema, layout: TargetLayout, generation: int | None) -> DeltaTarget:
         self._check_new(schema)
-        check_named(schema, self._settings.rules)
+        check_named(schema, rule_of(schema.topic, self._settings.rules))
         check_history_mode(schema, layout.history_mode)
         shape = self.shape(schema)
         columns = shape.columns_in_mode(layout.history_mode)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from threading import Lock
 from typing import TYPE_CHECKING, Final
@@ -11,14 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.config import SinkRule, TableSettings, rule_of
-from cdc.config.definition_conflicts import (
-    KeyConflict,
-    left_out_key_columns,
-    missing_key,
-    unknown_columns,
-    with_target_columns,
-)
+from cdc.config import SinkRule, rule_of
+from cdc.config.definition_conflicts import missing_key, raise_first
 from cdc.config.sinks import HistoryMode
 from cdc.errors import TransformFailed
 from cdc.table import Column, TableSchema
@@ -300,29 +294,9 @@ def _columns(
     return names
 
 
-def with_selected_columns(schema: TableSchema, settings: TableSettings) -> TableSchema:
-    """Return the table with only the columns that its settings select for the target.
-
-    Raises SchemaNotApplicable if a key column is not selected. An unknown column name in the settings is no error here;
-    see check_named.
-    """
-    _raise_first(left_out_key_columns(schema, settings))
-    return with_target_columns(schema, settings)
-
-
-def check_named(schema: TableSchema, rules: Sequence[SinkRule]) -> None:
-    """Raise SchemaNotApplicable if the rule of a table names a column that the table does not have."""
-    _raise_first(unknown_columns(schema, rule_of(schema.topic, rules)))
-
-
 def check_history_mode(schema: TableSchema, mode: HistoryMode) -> None:
     """Raise SchemaNotApplicable if the history mode needs a key and the table has none."""
-    _raise_first(missing_key(schema, mode))
-
-
-def _raise_first(found: Iterator[KeyConflict]) -> None:
-    for conflict in found:
-        raise conflict.error
+    raise_first(missing_key(schema, mode))
 
 
 def rules_in_subdirectory(rules: Sequence[SinkRule], name: str) -> tuple[SinkRule, ...]:
