@@ -54,7 +54,12 @@ class Mask:
 
         The prefix prevents a second masking when the row is applied again.
         """
-        return None if text is None else MASKED + self(pa.array([text], pa.string()))[0].as_py()
+        return None if text is None else f"{MASKED}{self.of_text(text)}"
+
+    def of_text(self, text: str | None) -> str | None:
+        """Mask one text; None stays None."""
+        masked: str | None = self(pa.array([text], pa.string()))[0].as_py()
+        return masked
 
     def _mask(self, plain: pa.Array) -> pa.Array:
         if self.how == REDACT:
@@ -132,10 +137,7 @@ class TableTransform:
     def missing(self, column: Column) -> str | None:
         """Return `column.missing`, the value in rows older than ADD COLUMN … DEFAULT, masked if the rule masks it."""
         mask = self.masks.get(column.id)
-        if mask is None or column.missing is None:
-            return column.missing
-        text: str = mask(pa.array([column.missing]))[0].as_py()
-        return text
+        return column.missing if mask is None else mask.of_text(column.missing)
 
     def settled(self, images: pa.Table) -> pa.Table:
         """Mark as complete each partial image whose unsent columns are all dropped by the rule."""
