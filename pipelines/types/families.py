@@ -21,7 +21,6 @@ knows their shortest text. Text is not converted to other types, because a value
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -31,6 +30,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc.array_literal import parse_array
 from cdc.table import Column
 
 
@@ -212,8 +212,6 @@ domain over one of these arrays by the OID of its base type.
 BOX_ARRAY_OID: Final = 1020
 """OID of box[], the only array type with semicolons between its elements; such a column stays text."""
 
-_ELEMENT: Final = re.compile(r'"((?:[^"\\]|\\.)*)"|([^{}",\\]+)', re.DOTALL)
-_ESCAPED: Final = re.compile(r"\\(.)", re.DOTALL)
 _NULL: Final = "NULL"
 _NOT_PLAIN: Final = r'(?s)["\\]|\A\{\}|\A[^{]|.\{|\}.|[^}]\z|\A.?\z'
 """Pattern of array literals that cannot be split at commas: with quotes, inner braces or no elements."""
@@ -260,23 +258,6 @@ def _indexes_after_split(is_parsed: pa.Array) -> pa.Array:
     rows = pa.array(range(len(is_parsed)), pa.int64())
     plain = len(is_parsed) - (pc.sum(parsed).as_py() or 0)
     return pc.if_else(is_parsed, pc.add(parsed_before, plain), pc.subtract(rows, parsed_before))
-
-
-def parse_array(text: str) -> list[str | None]:
-    """Return the elements of an array literal with one dimension. Raises pyarrow.ArrowInvalid for any other text."""
-    if text == "{}":
-        return []
-    found: list[str | None] = []
-    at = 1 if text.startswith("{") else len(text)
-    while (element := _ELEMENT.match(text, at)) is not None:
-        quoted, bare = element.groups()
-        found.append(_ESCAPED.sub(r"\1", quoted) if bare is None else None if bare == _NULL else bare)
-        at = element.end() + 1
-        if text[element.end() :] == "}":
-            return found
-        if text[element.end() : at] != ",":
-            break
-    raise pa.ArrowInvalid("expected array text with one dimension that begins at 1")
 
 
 _NO_ARRAYS: Final = frozenset({BOX_ARRAY_OID, NUMERIC_OID, TEXT_OID, *EXACT_BY_OID})

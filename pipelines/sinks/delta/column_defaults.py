@@ -7,12 +7,12 @@ from typing import Final
 
 import pyarrow as pa
 
+from cdc.array_literal import parse_array
 from cdc.errors import ValueNotRepresentable
 from cdc.table import Column
 from cdc.target_names import column_name
 from pipelines.sinks.delta.target_columns import RowShape
 from pipelines.types import Policy, family_of
-from pipelines.types.families import parse_array
 
 _SPELLING: Final = {
     pa.bool_(): "Boolean",
