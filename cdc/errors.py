@@ -39,6 +39,8 @@
     │   └── SnapshotInvalidated     retried: a table was truncated or rewritten after the snapshot was taken
     ├── SinkError             CDC-3xxx           a sink or one of its targets
     │   ├── ValueNotRepresentable   quarantine
+    │   │   └── DocumentRefused     quarantine: the search server refuses a document
+    │   │       └── DocumentTooLarge
     │   ├── MissingBase             quarantine: a partial row image without a row to apply it to
     │   ├── SinkUnavailable         retried
     │   ├── SinkOfAnotherLog
@@ -53,6 +55,14 @@
     │   ├── TargetRulesChanged      quarantine: a target was written under other rules than the definition has
     │   ├── CutUnderOtherRules      a past cut was written under other rules than the definition has
     │   ├── MaskedElsewhere         a sink shows a column that another sink masks
+    │   ├── SearchServerUnsupported exit 3: another product or version than the definition names
+    │   ├── SearchServerDenied      retried: wrong credentials or too few privileges
+    │   ├── SearchCertificateRejected retried: the certificate of the search server is not trusted
+    │   ├── IndexReadOnly           retried: for example, the disk of the search server is almost full
+    │   ├── IndexOfAnotherOwner     quarantine: the name of an index or alias is taken
+    │   ├── IndexMappingConflict    quarantine: the mapping of an index cannot take a change
+    │   │   └── IndexFieldLimitExceeded
+    │   ├── IndexMissing            quarantine: an index was deleted on the search server
     │   ├── DeltaJarMissing         exit 3
     │   └── SparkUnavailable        exit 3: no Java, or a master or setting that Spark rejects
     ├── LogError              CDC-4xxx           the change log
@@ -635,6 +645,90 @@ class SparkUnavailable(SinkError):
     code = "CDC-3018"
     exit_code = ExitCode.ENVIRONMENT
     remedy = "correct the 'spark' section of the definition, and check that 'java -version' prints 17 or later"
+
+
+class SearchServerUnsupported(SinkError):
+    """The search server is another product than the definition names, or its version is not supported."""
+
+    code = "CDC-3030"
+    exit_code = ExitCode.ENVIRONMENT
+    remedy = "set 'engine' to the product of the server; supported are OpenSearch 2 and 3, and Elasticsearch 8 and 9"
+
+
+class SearchServerDenied(SinkError):
+    """The search server rejects the credentials, or the user has too few privileges."""
+
+    code = "CDC-3031"
+    reaction = Reaction.RETRY
+    exit_code = ExitCode.ENVIRONMENT
+    remedy = (
+        "correct user and password or api_key in 'server'; the user needs the privileges 'monitor' on the cluster and "
+        "'manage', 'read' and 'write' on the indexes of the sink"
+    )
+
+
+class SearchCertificateRejected(SinkError):
+    """The certificate of the search server is not trusted, or has another host name."""
+
+    code = "CDC-3032"
+    reaction = Reaction.RETRY
+    exit_code = ExitCode.ENVIRONMENT
+    remedy = "set 'ca_file' in 'server' to the certificate authority of the server, and use the host name it certifies"
+
+
+class IndexReadOnly(SinkError):
+    """The search server does not accept writes to an index, for example because its disk is almost full."""
+
+    code = "CDC-3033"
+    reaction = Reaction.RETRY
+    remedy = "free disk space on the search server, and remove the block of the index; the sink retries until then"
+
+
+class IndexOfAnotherOwner(SinkError):
+    """An index or alias with the name that a table needs belongs to another program, sink or log."""
+
+    code = "CDC-3034"
+    reaction = Reaction.QUARANTINE
+    remedy = "choose another 'index' in 'server', or remove the other index; then run 'cdc replay SINK'"
+
+
+class IndexMappingConflict(SinkError):
+    """The mapping of an index cannot take a change of the table's columns, or a setting of the definition."""
+
+    code = "CDC-3035"
+    reaction = Reaction.QUARANTINE
+    remedy = "build a new index: 'cdc replay SINK'; if the definition has the wrong field type, correct it before"
+
+
+class IndexFieldLimitExceeded(IndexMappingConflict):
+    """An index has more fields than its setting `index.mapping.total_fields.limit` allows."""
+
+    code = "CDC-3036"
+    remedy = (
+        "raise 'mapping.total_fields.limit' in 'settings' of 'server', or list fewer columns; then 'cdc replay SINK'"
+    )
+
+
+class IndexMissing(SinkError):
+    """An index of the sink was deleted on the search server, so rows are missing there."""
+
+    code = "CDC-3037"
+    reaction = Reaction.QUARANTINE
+    remedy = "build the index again from the log: 'cdc replay SINK'"
+
+
+class DocumentRefused(ValueNotRepresentable):
+    """The search server refuses a document, for example because of a field type that the definition sets."""
+
+    code = "CDC-3038"
+    remedy = "run 'cdc dlq ls' to see the rows; or correct the field type in the definition and run 'cdc replay SINK'"
+
+
+class DocumentTooLarge(DocumentRefused):
+    """A document is larger than the search server accepts in a request."""
+
+    code = "CDC-3039"
+    remedy = "raise 'http.max_content_length' of the server, or exclude the large column; then run 'cdc dlq retry SINK'"
 
 
 class LogError(CdcError):

@@ -124,6 +124,8 @@ def _paths(definition: Definition) -> Iterator[Disagreement]:
     many_schemas = len({_schema(glob) for glob in definition.patterns}) > 1
     for place, sink in enumerate(definition.sinks):
         key: Key = ("sinks", place, "path")
+        if not sink.path:  # the indexes are in a search server
+            continue
         names = placeholders(sink.path)
         if isinstance(sink, SearchSinkDefinition) and is_remote(sink.path):
             yield Disagreement(key, "expected a local directory: a search index cannot be in an object store")

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, Literal, Self, TypeVar
 from pydantic import AfterValidator, Field, model_validator
 
 from cdc.config.field_types import Glob, Identifier, Location, Model, Name, Share, Switch, invalid, placeholders
+from cdc.config.search_server import SearchServer
 from cdc.config.transform import Transform
 from cdc.config.units import Bytes, Seconds
 from cdc.errors import TransformFailed
@@ -368,10 +369,12 @@ class SearchSinkDefinition(SearchSettings):
     type: Literal["search"]
     name: Name
     """Name of the sink, unique in the pipeline."""
-    engine: Literal["tantivy"] = "tantivy"
-    """Search engine."""
-    path: Annotated[Location, AfterValidator(_index_path)]
-    """Local directory of the index."""
+    engine: Literal["tantivy", "opensearch", "elasticsearch"] = "tantivy"
+    """Search engine: `tantivy` keeps one index in a local directory; the others are servers with an index per table."""
+    path: Annotated[Location, AfterValidator(_index_path)] = ""
+    """Local directory of the index; only for engine `tantivy`, which requires it."""
+    server: SearchServer | None = None
+    """Access to the server; only for the engines `opensearch` and `elasticsearch`, which require it."""
     tables: Annotated[tuple[Glob, ...], Field(min_length=1)] = ("*.*",)
     """Globs over `schema.table` of the captured tables that go to this sink; default all."""
     rules: tuple[SearchRule, ...] = ()
@@ -379,6 +382,27 @@ class SearchSinkDefinition(SearchSettings):
     taken from the sink."""
     dead_letters: DeadLetterSettings = DeadLetterSettings()
     """Limits for rows that the index rejects."""
+
+    @model_validator(mode="after")
+    def _place(self) -> Self:
+        wanted, other = ("path", "server") if self.engine == "tantivy" else ("server", "path")
+        if not getattr(self, wanted):
+            raise invalid("engine {engine} requires the key {key}", engine=self.engine, key=repr(wanted))
+        if getattr(self, other):
+            raise invalid("engine {engine} has no key {key}", engine=self.engine, key=repr(other))
+        return self
+
+    @property
+    def location(self) -> str:
+        """Where the index is: a local directory, or the URL of the server with the alias of its indexes."""
+        return self.path if self.server is None else f"{self.server.url}/{self.server.index}"
+
+    @property
+    def access(self) -> SearchServer:
+        """The access to the server. Raises ValueError for an engine without a server."""
+        if self.server is None:
+            raise ValueError(f"sink {self.name!r} has engine {self.engine!r}: expected a search server")
+        return self.server
 
 
 def search_settings(topic: str, sink: SearchSettings, rules: Sequence[SearchRule]) -> SearchSettings:
