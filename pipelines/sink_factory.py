@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 
 from cdc.config import DeltaSinkDefinition, SearchSinkDefinition, Transform, table_settings
 from cdc.config.sinks import HistoryMode, WriterChoice, settings_with_rule
@@ -21,7 +22,11 @@ def build_sink(sink: DeltaSinkDefinition | SearchSinkDefinition, index_folder: s
     """
     if isinstance(sink, DeltaSinkDefinition):
         return DeltaTarget(replace(delta_settings(sink), index_folder=index_folder))
-    return SearchTarget(sink.name, sink.path, sink.fields, sink.dead_letters)
+    if sink.engine == "tantivy":
+        return SearchTarget(sink.name, sink.path, sink.fields, sink.dead_letters)
+    # imported late: only sinks with a server need the HTTP client, whose import takes a tenth of a second
+    built: Sink = import_module("pipelines.sinks.search_server.sink").SearchServerSink(sink)
+    return built
 
 
 def delta_settings(sink: DeltaSinkDefinition) -> DeltaSettings:

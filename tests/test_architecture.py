@@ -20,7 +20,7 @@ TOP_LEVEL = {
 GENERATED = {".git", "uv.lock"}
 PURE = (
     "cdc.lsn", "cdc.position", "cdc.table", "cdc.log_row", "cdc.errors", "cdc.metrics",
-    "cdc.target_names", "cdc.pgoutput", "cdc.log.disk_format", "cdc.log.file_selection",
+    "cdc.target_names", "cdc.array_literal", "cdc.pgoutput", "cdc.log.disk_format", "cdc.log.file_selection",
     "pipelines.folding.fences_and_statistics", "pipelines.folding.fold", "pipelines.folding.image_overlay",
     "pipelines.types",
 )  # fmt: skip
@@ -48,6 +48,7 @@ LAYERS = (
     ("cdc.catalog", "commands, leases and visible state"),
     ("cdc.postgres", "the source server"),
     ("cdc.stores", "read access to targets"),
+    ("cdc.stores.search_server", "documents of a search server"),
     ("cdc.snapshot", "copies of tables beside the stream"),
     ("cdc.capture", "the connector process"),
     ("cdc.cluster", "what a Spark cluster is given to run"),
@@ -61,6 +62,7 @@ LAYERS = (
     ("pipelines.sinks.delta.indexed", "index, deletion vectors and commits of the indexed writer"),
     ("pipelines.sinks.delta", "Delta targets"),
     ("pipelines.sinks.search", "search targets"),
+    ("pipelines.sinks.search_server", "search targets on a server"),
     ("pipelines.dead_letters", "rows that a target refuses"),
     ("pipelines", "the apply process"),
     ("pipelines.replaying", "a target from the log alone"),
@@ -105,6 +107,7 @@ WIDE = {
     "pipelines.replaying.rebuild": 19,
     "pipelines.replaying.replay": 24,
     "pipelines.sinks.delta.staged_targets": 19,
+    "pipelines.sinks.search_server.sink": 15,
     "pipelines.verification.log_rows": 18,
     "pipelines.verification.repair": 13,
     "pipelines.verification.verify": 17,

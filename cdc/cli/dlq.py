@@ -196,9 +196,9 @@ def _shown(text: str | None) -> str | None:
 def _read_parked_rows(sink: DeltaSinkDefinition | SearchSinkDefinition) -> tuple[Published | None, list[ParkedRow]]:
     """Return the newest published cut of a sink and its parked rows; (None, []) if no cut was published yet."""
     if sink.type == "search":
-        from cdc.stores.search_index_reader import SearchIndex
+        from cdc.stores.search_reader import open_search
 
-        index = SearchIndex.open(sink.path)
+        index = open_search(sink)
         return index.published, index.parked()
     from cdc.stores.dead_letter_rows import read_parked
     from cdc.stores.lake_reader import Lake

@@ -14,7 +14,8 @@ from cdc.errors import ConfigError, UnknownName
 
 if TYPE_CHECKING:
     from cdc.config import Definition
-    from cdc.stores.search_index_reader import FoundRow, SearchIndex
+    from cdc.stores.search_index_reader import FoundRow
+    from cdc.stores.search_reader import SearchReader
 
 _CELL = 60
 """Maximum number of characters per value in a line on the terminal; `--json` prints values in full."""
@@ -52,12 +53,12 @@ def search(
     emit("search", json=False, summary=summary)
 
 
-def _find_index(definition: Definition, table: str) -> tuple[SearchIndex, str]:
+def _find_index(definition: Definition, table: str) -> tuple[SearchReader, str]:
     """Return the index of the first search sink that has the table, and the topic of the table."""
-    from cdc.stores.search_index_reader import SearchIndex
+    from cdc.stores.search_reader import open_search
     from cdc.table import split_topic
 
-    indexes = [SearchIndex.open(sink.path) for sink in definition.sinks if sink.type == "search"]
+    indexes = [open_search(sink) for sink in definition.sinks if sink.type == "search"]
     if not indexes:
         raise ConfigError(
             f"pipeline {definition.name!r} has no search sink", remedy="add a sink of type search to the definition"

@@ -15,7 +15,7 @@ from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.stores.lake_reader import Lake
 from cdc.stores.published_record import Published
-from cdc.stores.search_index_reader import SearchIndex
+from cdc.stores.search_reader import open_search
 from cdc.table import exact_glob, matches_name
 from cdc.verify_and_replay_options import POINT_IN_TIME_REMEDY, parse_point_in_time
 from pipelines.replaying.table_sizes_in_log import TableContents, read_contents
@@ -205,7 +205,7 @@ def _published_record(wanted: DeltaSinkDefinition | SearchSinkDefinition) -> Pub
     if isinstance(wanted, DeltaSinkDefinition):
         return Lake.open(wanted.path).published()
     try:
-        return SearchIndex.open(wanted.path).published
+        return open_search(wanted).published
     except SinkUnavailable:
         return None
 
@@ -225,7 +225,7 @@ def _end_in_place(
         return upto
     if isinstance(wanted, SearchSinkDefinition):
         raise ConfigError(
-            f"search sink {wanted.name!r} is one index, so single tables cannot be rebuilt in it",
+            f"search sink {wanted.name!r} can only be rebuilt as a whole",
             remedy="omit --tables, or write --into PATH",
         )
     if published is None:

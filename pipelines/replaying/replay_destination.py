@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib import import_module
 from typing import Final, Protocol
 
 import pyarrow as pa
@@ -68,6 +69,10 @@ def stage_target(wanted: DeltaSinkDefinition | SearchSinkDefinition) -> StagedTa
     """Return the staged targets of a sink, before anything is written to them."""
     if isinstance(wanted, DeltaSinkDefinition):
         return StagedDelta(delta_settings(wanted))
+    if wanted.engine != "tantivy":
+        # imported late, as in pipelines.sink_factory
+        staged: StagedTarget = import_module("pipelines.sinks.search_server.staged_indexes").StagedSearchServer(wanted)
+        return staged
     return StagedSearch(wanted.name, wanted.path, wanted.fields, wanted.dead_letters)
 
 
@@ -126,6 +131,11 @@ def _check_no_table_lost(built: Published, replaced: Mapping[int, TableRecord], 
 def build_sink_at(wanted: DeltaSinkDefinition | SearchSinkDefinition, path: str) -> Sink:
     """Build the sink so that it writes all of its tables below the directory `path`."""
     if not isinstance(wanted, DeltaSinkDefinition):
+        if wanted.engine != "tantivy":
+            raise ConfigError(
+                f"sink {wanted.name!r} is on a search server, and --into names a directory",
+                remedy="omit --into: the replay builds new indexes and keeps the old ones",
+            )
         return build_sink(wanted.model_copy(update={"path": absolute_path(path)}))
     # targets whose path comes from a rule are below the directory as well
     rules = tuple(rule.model_copy(update={"path": None, "pattern": None}) for rule in wanted.rules)

@@ -80,7 +80,8 @@ class ConsumerRegistration:
 
 def target_uuid(log_id: str, wanted: DeltaSinkDefinition | SearchSinkDefinition, suffix: str = "") -> str:
     """Return the id of a sink as a consumer of a log. It depends on the sink's path and type, not on its name."""
-    return str(uuid.uuid5(uuid.NAMESPACE_URL, f"cdc:{log_id}/{wanted.type}/{wanted.path}{suffix}"))
+    place = wanted.location if isinstance(wanted, SearchSinkDefinition) else wanted.path
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, f"cdc:{log_id}/{wanted.type}/{place}{suffix}"))
 
 
 def pinned_in(view: LogReader, after: Position) -> int | None:

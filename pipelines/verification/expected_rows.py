@@ -19,6 +19,7 @@ from cdc.config.sinks import SchemaChanges, TableSettings
 from cdc.errors import TransformFailed
 from cdc.pgoutput.copy_decoder import CopyDecoder
 from cdc.postgres.key_range_digests import Digest, KeyRange, can_digest, count_rows, digest_rows, range_rows
+from cdc.stores.search_server.document_values import normal_json
 from cdc.table import TableSchema
 from pipelines.transform.table_transform import TableTransform
 from pipelines.verification.canonical_text import source_batch, text_batch
@@ -28,6 +29,8 @@ from pipelines.verification.consistent_cut import ConsistentCut
 
 Masking = Callable[[pa.Array], pa.Array]
 """Function that masks an array of text; the result has the same length."""
+_JSON_OIDS: Final = frozenset({114, 3802})
+"""OIDs of json and jsonb."""
 _FILTERED: Final = "the rule filters rows by an expression of Spark SQL, and verify does not evaluate expressions"
 
 
@@ -63,7 +66,8 @@ class ExpectedSchema:
         schema: the schema of the source table.
         """
         if isinstance(sink, SearchSinkDefinition):
-            return cls(schema, {column.id: column.name for column in schema.sent})
+            names = {column.id: column.name for column in schema.sent}
+            return cls(schema, names, {} if sink.server is None else _json_forms(schema))
         settings, rule = table_settings(schema.topic, sink, sink.rules), rule_of(schema.topic, sink.rules)
         wanted = {column.id: column.name for column in schema.sent if _is_wanted(column.name, settings)}
         may_omit = settings.schema_changes is SchemaChanges.IGNORE
@@ -82,6 +86,15 @@ class ExpectedSchema:
             not_compared=_not_compared(rule.transform),
             may_omit_columns=may_omit,
         )
+
+
+def _json_forms(schema: TableSchema) -> dict[int, Masking]:
+    """Return column id → function that makes JSON texts as the documents of a search server show them."""
+    return {column.id: _normal_json for column in schema.sent if column.value_type[0] in _JSON_OIDS}
+
+
+def _normal_json(texts: pa.Array) -> pa.Array:
+    return pa.array([None if text is None else normal_json(text) for text in texts.to_pylist()], pa.string())
 
 
 def _is_wanted(name: str, settings: TableSettings) -> bool:

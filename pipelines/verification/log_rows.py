@@ -23,7 +23,7 @@ from cdc.position import Position
 from cdc.postgres.key_range_digests import Digest, KeyRange
 from cdc.stores.lake_reader import Lake
 from cdc.stores.published_record import Published, TableRecord, TargetState
-from cdc.stores.search_index_reader import SearchIndex
+from cdc.stores.search_reader import SearchReader, open_search
 from cdc.table import TableSchema
 from pipelines.folding.fold import FOLDED_ARROW, fold
 from pipelines.folding.keyless_fold import net_changes
@@ -45,13 +45,13 @@ class SinkAtRest:
     """A sink opened at the position of its last published record."""
 
     record: Published
-    index: SearchIndex | None
+    index: SearchReader | None
     """The opened index of a search sink, which later commits do not change; None for a Delta sink."""
 
 
 def open_at_rest(sink: DeltaSinkDefinition | SearchSinkDefinition) -> SinkAtRest:
     """Open a sink at its last published record. Raises PositionNotReached if nothing was published."""
-    index = SearchIndex.open(sink.path) if isinstance(sink, SearchSinkDefinition) else None
+    index = open_search(sink) if isinstance(sink, SearchSinkDefinition) else None
     record = Lake.open(sink.path).published() if index is None else index.published
     if record is None:
         raise PositionNotReached(

@@ -11,7 +11,7 @@ from cdc.errors import CdcError, SinkUnavailable
 from cdc.postgres.key_range_digests import KeyRange
 from cdc.stores.current_rows import APPEND, CurrentRows, quote_identifier, quote_literal
 from cdc.stores.published_record import TableRecord
-from cdc.stores.search_index_reader import SearchIndex
+from cdc.stores.search_reader import SearchReader
 from cdc.target_names import POSITION_COLUMN, column_name
 from pipelines.verification.canonical_text import document_batches, target_batch
 from pipelines.verification.compare_rows import Rows
@@ -157,7 +157,7 @@ class SearchTargetRows:
 
     ranged = False
 
-    def __init__(self, index: SearchIndex, topic: str) -> None:
+    def __init__(self, index: SearchReader, topic: str) -> None:
         self._index, self._topic = index, topic
 
     @property

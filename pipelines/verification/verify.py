@@ -25,7 +25,7 @@ from cdc.position import Position
 from cdc.postgres.publication import published_schema
 from cdc.postgres.tables import match_tables
 from cdc.stores.published_record import TableRecord, TargetState
-from cdc.stores.search_index_reader import SearchIndex
+from cdc.stores.search_reader import open_search
 from cdc.table import TableSchema, matches, matches_name
 from cdc.verify_and_replay_options import Against, VerifyMode
 from pipelines.verification.compare_rows import LISTED
@@ -231,7 +231,7 @@ def _target(
     sink: DeltaSinkDefinition | SearchSinkDefinition, kept: KeptCutAt, record: TableRecord, expected: ExpectedSchema
 ) -> TargetRows:
     if isinstance(sink, SearchSinkDefinition):
-        return SearchTargetRows(SearchIndex.open(kept.handle), record.topic)
+        return SearchTargetRows(open_search(sink, kept.handle), record.topic)
     version = json.loads(kept.handle).get(record.target, record.version)
     return delta_target(record, version, expected.key)
 

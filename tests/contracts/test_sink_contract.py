@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import pytest
 
+from cdc.config import SearchSinkDefinition
 from cdc.errors import (
     MissingBase,
     SchemaNotApplicable,
@@ -24,6 +25,7 @@ from cdc.errors import (
 )
 from cdc.stores.lake_reader import read_target
 from cdc.stores.search_index_reader import SearchIndex
+from cdc.stores.search_server.reader import SearchServerReader
 from cdc.table import TableState
 from pipelines.sinks.contract import Published, Sink, TableBatch, TableRecord, TargetState
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
@@ -31,7 +33,10 @@ from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.sinks.delta.staged_targets import StagedDelta
 from pipelines.sinks.search.sink import SearchSink
 from pipelines.sinks.search.staged_index import StagedSearch
+from pipelines.sinks.search_server.sink import SearchServerSink
+from pipelines.sinks.search_server.staged_indexes import StagedSearchServer
 from tests.contracts.folded import ID, ITEM, ORDERS, PRICE, batch, column, gone, part, put, with_one_delta_writer
+from tests.fixtures.search_sinks import search_sink
 
 LOG = "log-1"
 COPYING = replace(ORDERS, state=TableState.SNAPSHOTTING)
@@ -50,7 +55,7 @@ class Store:
 
     make: Callable[[], Sink]
     rows: Callable[[TableRecord], dict[str, dict[str, Any]]]
-    stage: Callable[[], StagedDelta | StagedSearch]
+    stage: Callable[[], StagedDelta | StagedSearch | StagedSearchServer]
     missing: Mapping[str, str] = field(default_factory=dict)
     """Promise → why the sink does not make it."""
     publishes: int = 110
@@ -81,8 +86,33 @@ def index_rows(record: TableRecord) -> dict[str, dict[str, Any]]:
     }
 
 
-@pytest.fixture(params=["indexed", "delta-rs", pytest.param("spark", marks=pytest.mark.slow), "search"])
+NOT_IN_A_SEARCH_SERVER: Final = {
+    "merged before it is published": "an index does not record the end of a batch before it is published",
+    "typed columns": "a document stores every value, also one that its field does not take",
+    "one target per table": "every relation has an index of its own",
+    "records the end of a copy": "an index records no end of a copy; the state comes from the table",
+}
+
+
+def server_rows(sink: SearchSinkDefinition) -> Callable[[TableRecord], dict[str, dict[str, Any]]]:
+    def rows(record: TableRecord) -> dict[str, dict[str, Any]]:
+        found = SearchServerReader.open(sink).documents(record.topic)
+        return {row.key[0]: dict(row.source) for row in found if row.key[0]}
+
+    return rows
+
+
+@pytest.fixture(params=["indexed", "delta-rs", pytest.param("spark", marks=pytest.mark.slow), "search", "opensearch"])
 def store(request, tmp_path: Path) -> Store:
+    if request.param == "opensearch":
+        sink = search_sink(request.getfixturevalue("opensearch"))
+        return Store(
+            lambda: SearchServerSink(sink),
+            server_rows(sink),
+            lambda: StagedSearchServer(sink),
+            NOT_IN_A_SEARCH_SERVER,
+            publishes=10,
+        )
     if request.param == "search":
         index = f"{tmp_path}/find"
         return Store(
@@ -128,7 +158,7 @@ def test_upserts_and_deletes_leave_the_latest_state_of_every_key(store):
     assert (record.position, record.topic) == (40, "shop.orders")
 
 
-@with_one_delta_writer("store", "search")
+@with_one_delta_writer("store", "search", "opensearch")
 def test_the_same_batch_again_changes_nothing(store):
     sink = store.opened()
     first = merge(sink, batch([put(1, "a", 10), put(2, None, 11)], 0, 20))
@@ -136,7 +166,7 @@ def test_the_same_batch_again_changes_nothing(store):
     assert merge(sink, batch([put(1, "a", 10), put(2, None, 11)], 0, 20)) == first
 
 
-@with_one_delta_writer("store", "search")
+@with_one_delta_writer("store", "search", "opensearch")
 def test_an_older_batch_after_a_newer_one_changes_nothing(store):
     sink = store.opened()
     merge(sink, batch([put(1, "a", 10)], 0, 20))
@@ -216,7 +246,7 @@ def test_during_a_copy_an_image_without_base_makes_no_row_and_everything_else_co
     assert (first.state, record.state, record.position) == (TargetState.SNAPSHOTTING, TargetState.SNAPSHOTTING, 40)
 
 
-@with_one_delta_writer("store", "search")
+@with_one_delta_writer("store", "search", "opensearch")
 def test_during_a_copy_a_batch_of_nothing_but_images_without_base_is_applied(store):
     sink = store.opened()
     before = merge(sink, batch([put(1, "a", 10)], 0, 20, COPYING))
@@ -225,7 +255,7 @@ def test_during_a_copy_a_batch_of_nothing_but_images_without_base_is_applied(sto
     assert (record.position, items(store, record)) == (40, items(store, before))
 
 
-@with_one_delta_writer("store", "search")
+@with_one_delta_writer("store", "search", "opensearch")
 def test_an_image_without_base_is_refused_again_once_the_copy_ended(store):
     sink = store.opened()
     merge(sink, batch([put(1, "a", 10)], 0, 20, COPYING))
@@ -233,7 +263,7 @@ def test_an_image_without_base_is_refused_again_once_the_copy_ended(store):
         merge(sink, batch([part(2, 30, {3: "2.00"})], 20, 40, generation=10))
 
 
-@with_one_delta_writer("store", "search")
+@with_one_delta_writer("store", "search", "opensearch")
 def test_a_complete_table_is_snapshotting_from_the_start_of_a_resync_to_its_generation_end(store):
     sink = store.opened()
     merge(sink, batch([put(1, "a", 10), put(2, "b", 11)], 0, 20, generation=10))
@@ -252,7 +282,7 @@ def test_a_complete_table_is_snapshotting_from_the_start_of_a_resync_to_its_gene
     assert states == [*copying, (TargetState.STREAMING, ["1"]), (TargetState.STREAMING, ["1"])]
 
 
-@with_one_delta_writer("store", "search")
+@with_one_delta_writer("store", "search", "opensearch")
 def test_a_truncate_that_a_crash_left_ahead_is_passed_over_by_a_shorter_range(store):
     store.require("merged before it is published")
     crashed = store.opened()
@@ -272,7 +302,7 @@ def test_a_truncate_removes_older_rows_and_keeps_those_inserted_after_it(store):
     assert items(store, record) == {"2": "new"}
 
 
-@with_one_delta_writer("store", "search")
+@with_one_delta_writer("store", "search", "opensearch")
 def test_a_truncate_alone_empties_the_target(store):
     sink = store.opened()
     merge(sink, batch([put(1, "a", 10)], 0, 20))
@@ -290,14 +320,14 @@ def test_a_generation_end_removes_what_the_copy_did_not_find_and_makes_the_table
     assert items(store, record) == {"1": "a"}
 
 
-@with_one_delta_writer("store", "search")
+@with_one_delta_writer("store", "search", "opensearch")
 def test_a_table_is_snapshotting_until_its_first_copy_has_ended(store):
     store.require("records the end of a copy")
 
     assert merge(store.opened(), batch([put(1, "a", 10)], 0, 20)).state == TargetState.SNAPSHOTTING
 
 
-@with_one_delta_writer("store", "search")
+@with_one_delta_writer("store", "search", "opensearch")
 def test_an_added_column_appears_with_the_default_in_older_rows(store):
     sink = store.opened()
     merge(sink, batch([put(1, "a", 10)], 0, 20))
@@ -325,7 +355,7 @@ NOT_FOLLOWED: Final = {
 }
 
 
-@with_one_delta_writer("store", "search")
+@with_one_delta_writer("store", "search", "opensearch")
 def test_a_schema_change_that_cannot_be_followed_is_refused_and_changes_nothing(store):
     store.require("typed columns")
     sink = store.opened()
@@ -337,7 +367,7 @@ def test_a_schema_change_that_cannot_be_followed_is_refused_and_changes_nothing(
         assert items(store, replace(before, version=None)) == {"1": "a"}, change
 
 
-@with_one_delta_writer("store", "search")
+@with_one_delta_writer("store", "search", "opensearch")
 def test_another_relation_of_the_same_name_is_refused(store):
     store.require("one target per table")
     sink = store.opened()
@@ -346,7 +376,7 @@ def test_another_relation_of_the_same_name_is_refused(store):
         merge(sink, batch([put(1, "a", 30)], 20, 40, replace(ORDERS, relation=99, oid=99)))
 
 
-@with_one_delta_writer("store", "search")
+@with_one_delta_writer("store", "search", "opensearch")
 def test_a_value_that_does_not_fit_is_refused_by_name_and_place_without_the_value(store):
     store.require("typed columns")
     sink = store.opened()
@@ -356,12 +386,12 @@ def test_a_value_that_does_not_fit_is_refused_by_name_and_place_without_the_valu
     assert "NaN" not in str(caught.value)
 
 
-@with_one_delta_writer("store", "search")
+@with_one_delta_writer("store", "search", "opensearch")
 def test_a_batch_without_rows_records_the_position(store):
     assert merge(store.opened(), batch(None, 0, 20)).position == 20
 
 
-@with_one_delta_writer("store", "search")
+@with_one_delta_writer("store", "search", "opensearch")
 def test_the_published_record_is_what_the_next_driver_opens(store):
     sink = store.opened()
     published = publish(sink, merge(sink, batch([put(1, "a", 10)], 0, 20)), position=25)
@@ -372,12 +402,12 @@ def test_the_published_record_is_what_the_next_driver_opens(store):
     second.close()
 
 
-@with_one_delta_writer("store", "search")
+@with_one_delta_writer("store", "search", "opensearch")
 def test_a_sink_that_published_nothing_opens_without_a_record(store):
     assert store.make().open(LOG) is None
 
 
-@with_one_delta_writer("store", "search")
+@with_one_delta_writer("store", "search", "opensearch")
 def test_another_logs_sink_is_refused(store):
     sink = store.opened()
     merge(sink, batch([put(1, "a", 10)], 0, 20))
@@ -387,7 +417,7 @@ def test_another_logs_sink_is_refused(store):
 
 
 @pytest.mark.parametrize("position", [20, 25], ids=["same position", "later position"])
-@with_one_delta_writer("store", "search")
+@with_one_delta_writer("store", "search", "opensearch")
 def test_a_second_driver_shuts_the_first_one_out(store, position):
     store.require("several drivers may open it")
     first, second = store.opened(), store.opened()
@@ -399,7 +429,7 @@ def test_a_second_driver_shuts_the_first_one_out(store, position):
     assert store.make().open(LOG) == published
 
 
-@with_one_delta_writer("store", "search")
+@with_one_delta_writer("store", "search", "opensearch")
 def test_a_published_position_never_goes_back(store):
     store.require("several drivers may open it")
     sink = store.opened()
@@ -409,7 +439,7 @@ def test_a_published_position_never_goes_back(store):
         publish(sink, record, position=20)
 
 
-@with_one_delta_writer("store", "search")
+@with_one_delta_writer("store", "search", "opensearch")
 def test_many_publishes_leave_one_readable_record(store):
     sink = store.opened()
     record = merge(sink, batch([put(1, "a", 10)], 0, 20))
@@ -420,7 +450,7 @@ def test_many_publishes_leave_one_readable_record(store):
     assert store.make().open(LOG) == published
 
 
-@with_one_delta_writer("store", "search")
+@with_one_delta_writer("store", "search", "opensearch")
 def test_what_was_applied_and_not_published_is_no_part_of_the_cut(store):
     crashed = store.opened()
     published = publish(crashed, crashed.apply(batch([put(1, "a", 10)], 0, 20)))
@@ -432,7 +462,7 @@ def test_what_was_applied_and_not_published_is_no_part_of_the_cut(store):
     assert (opened.position, items(store, published.tables[ORDERS.relation])) == (20, {"1": "a"})
 
 
-@with_one_delta_writer("store", "search")
+@with_one_delta_writer("store", "search", "opensearch")
 def test_a_pinned_cut_is_released_once_and_an_unknown_handle_is_ignored(store):
     sink = store.opened()
     published = publish(sink, sink.apply(batch([put(1, "a", 10)], 0, 20)))
@@ -441,7 +471,7 @@ def test_a_pinned_cut_is_released_once_and_an_unknown_handle_is_ignored(store):
         sink.release(released)
 
 
-@with_one_delta_writer("store", "search")
+@with_one_delta_writer("store", "search", "opensearch")
 def test_a_rebuilt_target_replaces_the_old_one(store):
     sink = store.opened()
     merge(sink, batch([put(1, "old", 10), put(2, "b", 11)], 0, 20))

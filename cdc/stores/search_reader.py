@@ -1,0 +1,48 @@
+"""Search reader: reads what a search sink has published, whatever its engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Protocol
+
+from cdc.config import SearchSinkDefinition
+from cdc.stores.dead_letter_rows import ParkedRow
+from cdc.stores.published_record import Published
+from cdc.stores.search_index_reader import FoundRow, SearchIndex
+
+
+class SearchReader(Protocol):
+    """The published rows of a search sink."""
+
+    @property
+    def published(self) -> Published | None:
+        """The published record of the sink; None before its first cut."""
+
+    @property
+    def topics(self) -> dict[str, int]:
+        """The relation of each topic; of a table that was created again, the latest relation."""
+
+    def search(self, topic: str | None, words: str, limit: int = 10) -> list[FoundRow]:
+        """Return up to `limit` rows that contain every word, best match first.
+
+        In `words`, `column:word` searches one column. If `topic` is None, the rows of all tables are searched.
+        """
+
+    def documents(self, topic: str) -> Iterator[FoundRow]:
+        """Yield all rows of a table, unordered; yield nothing if the sink does not have the topic."""
+
+    def parked(self) -> list[ParkedRow]:
+        """Return the parked rows of the sink."""
+
+
+def open_search(sink: SearchSinkDefinition, handle: str | None = None) -> SearchReader:
+    """Open the published state of a sink, or a kept cut. handle: the result of the sink's `pin`.
+
+    Raises SinkUnavailable if the sink has not written anything yet.
+    """
+    if sink.engine == "tantivy":
+        return SearchIndex.open(handle or sink.path)
+    # imported late: only sinks with a server need the HTTP client, whose import takes a tenth of a second
+    reader: SearchReader = import_module("cdc.stores.search_server.reader").SearchServerReader.open(sink, handle)
+    return reader

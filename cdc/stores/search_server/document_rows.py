@@ -1,0 +1,57 @@
+"""Document rows: turns the documents of an index into rows with the texts that Postgres printed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+from cdc.position import Position
+from cdc.stores.published_record import TableRecord
+from cdc.stores.search_index_reader import FoundRow
+from cdc.stores.search_server.document_values import RAW_FIELD, ValueKind, to_text
+from cdc.stores.search_server.index_mapping import META, DocumentColumn
+from cdc.table import TableSchema
+from cdc.target_names import POSITION_COLUMN
+
+_WORDS: Final = frozenset({ValueKind.WORDS, ValueKind.EXACT})
+
+
+@dataclass(frozen=True, slots=True)
+class ShownTable:
+    """How the documents of a table become rows."""
+
+    topic: str
+    columns: Sequence[DocumentColumn]
+    key: Sequence[int]
+    """Ids of the key columns, in their order."""
+    missing: Mapping[int, str | None]
+    """Column id → value in documents that are older than the column."""
+
+    @classmethod
+    def of(cls, table: TableRecord, mapping: Mapping[str, Any]) -> Self:
+        """Return how the documents of a table become rows. mapping: the mapping of its index."""
+        meta, schema = mapping["_meta"][META], TableSchema.from_json(table.schema or "")
+        columns = [DocumentColumn.from_json(parts) for parts in meta["columns"]]
+        return cls(table.topic, columns, meta["key"], {column.id: column.missing for column in schema.sent})
+
+    @property
+    def searched(self) -> list[str]:
+        """The fields whose words are searched."""
+        return [column.field for column in self.columns if column.type.kind in _WORDS]
+
+    def row(self, hit: Mapping[str, Any]) -> FoundRow:
+        """Return the row of a document."""
+        # unusual JSON values take the place of the null in the field of their column
+        source, missing = {**hit["_source"], **hit["_source"].get(RAW_FIELD, {})}, self.missing
+        texts = {
+            column.id: to_text(source[column.field], column.type) if column.field in source else missing.get(column.id)
+            for column in self.columns
+        }
+        return FoundRow(
+            topic=self.topic,
+            key=tuple(texts[column] for column in self.key),
+            position=Position(int(source[POSITION_COLUMN])),
+            source={column.name: texts[column.id] for column in self.columns},
+            score=float(hit.get("_score") or 0.0),
+        )

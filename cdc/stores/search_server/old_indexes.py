@@ -1,0 +1,38 @@
+"""Old indexes: the indexes of a sink on its server, and those of them that no search needs any more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from cdc.stores.published_record import Published
+from cdc.stores.search_server.client import SearchClient
+from cdc.stores.search_server.index_mapping import META
+from cdc.stores.search_server.index_names import number_of
+
+
+@dataclass(frozen=True, slots=True)
+class SinkIndex:
+    """An index that a sink created."""
+
+    name: str
+    topic: str
+    relation: int
+    number: int
+
+
+def indexes_of_sink(client: SearchClient, sink: str) -> list[SinkIndex]:
+    """Return all indexes that a sink created, sorted by name."""
+    body = client.ask("GET", "/_mapping").body
+    found = []
+    for name, index in body.items():
+        owner = index["mappings"].get("_meta", {}).get(META, {})
+        if owner.get("sink") == sink:
+            found.append(SinkIndex(name, owner["topic"], owner["relation"], number_of(name)))
+    return sorted(found, key=lambda index: index.name)
+
+
+def unused(indexes: Iterable[SinkIndex], record: Published) -> list[SinkIndex]:
+    """Return the indexes that the published record does not name: earlier ones, and those of removed tables."""
+    named = {table.target for table in record.tables.values()}
+    return [index for index in indexes if index.name not in named]

@@ -1,0 +1,115 @@
+"""Reader of a search server sink: its published record, searches, and all rows of a table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from http import HTTPStatus
+from typing import Any, Final, Self
+
+from cdc.config import SearchSinkDefinition
+from cdc.errors import SinkUnavailable
+from cdc.stores.dead_letter_rows import ParkedRow
+from cdc.stores.published_record import Published, TableRecord
+from cdc.stores.search_index_reader import FoundRow
+from cdc.stores.search_server.client import SearchClient
+from cdc.stores.search_server.document_rows import ShownTable
+from cdc.stores.search_server.document_scan import scan, scan_point
+from cdc.stores.search_server.index_mapping import visible
+from cdc.stores.search_server.sink_state import PublishedState, SinkState
+
+DOCUMENTS_AT_ONCE: Final = 2_000
+
+
+class SearchServerReader:
+    """Reads the indexes of one sink at its published record, or at a kept cut."""
+
+    def __init__(self, sink: SearchSinkDefinition, client: SearchClient, handle: str | None = None) -> None:
+        """handle: the kept cut to read, as `pin` of the sink returned it; None: the published state."""
+        self._sink, self._client = sink, client
+        self._points: Mapping[str, str] = {}
+        state: PublishedState | None
+        if handle is None:
+            found = SinkState(client, sink.name).published()
+            state = None if found is None else found[0]
+        else:
+            kept = json.loads(handle)
+            self._points, state = kept["points"], PublishedState.from_source(kept["state"])
+        self._state = state
+        self.published: Published | None = None if state is None else state.record
+        """The published record of the sink; None before its first cut."""
+
+    @classmethod
+    def open(cls, sink: SearchSinkDefinition, handle: str | None = None) -> Self:
+        """Connect to the server of a sink. Raises SinkUnavailable if the sink has not written anything there yet."""
+        client = SearchClient(sink.access, sink.engine)
+        answer = client.ask("HEAD", f"/{SinkState(client, sink.name).index}", allowed=(HTTPStatus.NOT_FOUND,))
+        if answer.status == HTTPStatus.NOT_FOUND:
+            raise SinkUnavailable(
+                f"the sink {sink.name!r} has no indexes on the search server yet",
+                remedy="start 'cdc run', and wait until the sink has published a cut",
+            )
+        return cls(sink, client, handle)
+
+    @property
+    def topics(self) -> dict[str, int]:
+        """The relation of each topic; of a table that was created again, the latest relation."""
+        tables = {} if self.published is None else self.published.tables
+        return {tables[relation].topic: relation for relation in sorted(tables) if tables[relation].target}
+
+    def search(self, topic: str | None, words: str, limit: int = 10) -> list[FoundRow]:
+        """Return up to `limit` rows that contain every word, best match first.
+
+        In `words`, `column:word` searches one column. If `topic` is None, the rows of all tables are searched.
+        """
+        found = [row for name in self.topics if topic in {None, name} for row in self._search(name, words, limit)]
+        return sorted(found, key=lambda row: -row.score)[:limit]
+
+    def documents(self, topic: str) -> Iterator[FoundRow]:
+        """Yield all rows of a table, unordered; yield nothing if the sink does not have the topic."""
+        table = self._table(topic)
+        if table is None:
+            return
+        query, point = self._visible(table.target), self._points.get(table.target)
+        if point is None:
+            lists = scan(self._client, table.target, query, DOCUMENTS_AT_ONCE)
+        else:
+            lists = scan_point(self._client, point, query, DOCUMENTS_AT_ONCE)
+        shown = self._shown(table)
+        for hits in lists:
+            for hit in hits:
+                yield shown.row(hit)
+
+    def parked(self) -> list[ParkedRow]:
+        """Return the parked rows of the sink."""
+        if self._state is None:
+            return []
+        parked = SinkState(self._client, self._sink.name).parked(self._state)
+        return [row for rows in parked.values() for row in rows.values()]
+
+    def _table(self, topic: str) -> TableRecord | None:
+        relation = self.topics.get(topic)
+        return None if relation is None or self.published is None else self.published.tables[relation]
+
+    def _visible(self, index: str) -> dict[str, Any]:
+        return visible(0 if self._state is None else self._state.floor(index))
+
+    def _shown(self, table: TableRecord) -> ShownTable:
+        mapping = self._client.ask("GET", f"/{table.target}/_mapping").body[table.target]["mappings"]
+        return ShownTable.of(table, mapping)
+
+    def _search(self, topic: str, words: str, limit: int) -> list[FoundRow]:
+        table = self._table(topic)
+        if table is None:
+            return []
+        shown = self._shown(table)
+        fields = shown.searched or ["*"]
+        options = {"query": words, "fields": fields, "default_operator": "AND", "lenient": True}
+        for query in ({"query_string": {**options, "type": "cross_fields"}}, {"simple_query_string": options}):
+            body = {"size": limit, "query": {"bool": {"must": [query], **self._visible(table.target)["bool"]}}}
+            answer = self._client.ask(
+                "POST", f"/{table.target}/_search", body, allowed=(HTTPStatus.BAD_REQUEST,), exact=True
+            )
+            if answer.status != HTTPStatus.BAD_REQUEST:  # the words are no valid query string
+                return [shown.row(hit) for hit in answer.body["hits"]["hits"]]
+        return []

@@ -1,0 +1,1 @@
+"""Search server sink: writes tables into OpenSearch or Elasticsearch, one index per table."""

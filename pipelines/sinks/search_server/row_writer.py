@@ -1,0 +1,260 @@
+"""Row writer: turns the folded rows of a table into documents, and writes them; driver and executors use it.
+
+A row becomes a document with the position of its change as external version, so a document never goes back to an older
+row. A delete becomes a document without columns (see `cdc.stores.search_server.index_mapping`).
+
+A partial image is completed from the document of its base row. After a crash the documents may already be newer than
+the range that is applied again, up to another end:
+
+- If the document of the row is at or after the image's position, the image has been applied, and is left out.
+- If the row moved to another key, its base document may have been deleted or replaced by another row. So the writer
+  stores the base documents of moved rows before it writes anything, and uses stored ones again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from cdc.config.search_server import SearchServer
+from cdc.errors import CdcError, MissingBase, TransformFailed
+from cdc.position import Position
+from cdc.stores.search_server.client import SearchClient
+from cdc.stores.search_server.document_values import (
+    NULL,
+    RAW_FIELD,
+    RAW_START,
+    ValueKind,
+    ValueType,
+    dump_json,
+    parse_document,
+    to_json,
+)
+from cdc.stores.search_server.index_mapping import DocumentColumn
+from cdc.stores.search_server.index_names import document_key, write_alias
+from cdc.stores.search_server.sink_state import SinkState
+from cdc.target_names import DELETED_COLUMN, POSITION_COLUMN
+from pipelines.sinks.search.document_shape import DocumentShape
+from pipelines.sinks.search_server.bulk_writer import BulkWriter, Line
+from pipelines.types.typed_rows import sent_cells
+
+GET_AT_ONCE: Final = 500
+"""Number of documents that one request reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableIndex:
+    """The index of one table, and how its rows become documents."""
+
+    index: str
+    shape: DocumentShape
+    columns: tuple[DocumentColumn, ...]
+    """The columns of `shape.columns`, in their order."""
+    floor: int
+    """Rows at a lower position are invisible."""
+
+
+@dataclass(slots=True)
+class PlannedRows:
+    """The documents of a batch before they are written, and the rows that cannot become documents."""
+
+    lines: list[Line] = field(default_factory=list)
+    missing: list[int] = field(default_factory=list)
+    """Numbers of the partial images without a base row."""
+    bases: dict[str, Any] | None = None
+    """Source of the document with the bases of moved rows, if it has to be stored before the lines are written."""
+
+
+class RowWriter:
+    """Writes rows of any table; one thread at a time may use an instance."""
+
+    def __init__(self, client: SearchClient, state: SinkState, writer: BulkWriter) -> None:
+        self._client, self._state, self.writer = client, state, writer
+
+    def plan(self, rows: pa.Table, table: TableIndex, since: int) -> PlannedRows:
+        """Return the documents of folded rows. since: published position of the table, before this batch."""
+        found, partial = PlannedRows(), _partial_rows(rows)
+        keys, positions, ops = (rows[name].to_pylist() for name in ("key", "position", "op"))
+        documents = self._complete(rows, table, partial, since, found)
+        for number, (key, position, op) in enumerate(zip(keys, positions, ops, strict=True)):
+            if op == "u" and documents[number] is None:
+                continue
+            source = documents[number] if op == "u" else f'{{"{POSITION_COLUMN}":{position},"{DELETED_COLUMN}":true}}'
+            found.lines.append(Line(number, _line(document_key(key), position, source or "")))
+        return found
+
+    def write(self, planned: PlannedRows, table: TableIndex) -> dict[int, CdcError]:
+        """Write planned documents; return row number → error for each document that the server refuses."""
+        if planned.bases is not None:
+            self._state.put(bases_id(table.index), planned.bases)
+        return self.writer.write(write_alias(table.index), planned.lines)
+
+    def _complete(
+        self, rows: pa.Table, table: TableIndex, partial: Sequence[int], since: int, found: PlannedRows
+    ) -> list[str | None]:
+        """Return the JSON of each row's document; None for a delete and for a row that is left out."""
+        sources = document_sources(rows, table)
+        if not partial:
+            return sources
+        if table.shape.needs_complete_rows:
+            raise TransformFailed(
+                f"the function of the rule of table {table.shape.schema.topic!r} needs complete rows, but the source "
+                "did not send all columns",
+                remedy="run ALTER TABLE … REPLICA IDENTITY FULL at the source, or remove the function from the rule",
+            )
+        images = rows.take(pa.array(partial))
+        current = _CurrentDocuments(self._client, self._state, table, since)
+        current.read(images)
+        sent, own = sent_cells(images, table.shape.schema), table.shape.texts(images)
+        for place, number in enumerate(partial):
+            key, position = rows["key"][number].as_py(), rows["position"][number].as_py()
+            base = rows["base"][number].as_py() or key
+            sources[number] = None
+            if current.is_applied(key, position):
+                continue
+            document = current.base(base)
+            if document is None:
+                found.missing.append(number)
+                continue
+            if base != key:
+                current.keep(base)
+            cells = [to_json(texts.slice(place, 1), c.type)[0] for texts, c in zip(own, table.columns, strict=True)]
+            sources[number] = _overlaid(table, cells, sent[:, place], document, position)
+        found.bases = current.to_store
+        return sources
+
+
+def open_row_writer(client: SearchClient, access: SearchServer, sink: str) -> RowWriter:
+    """Return a row writer for the tables of a sink."""
+    writer = BulkWriter(client, size=access.bulk_size, requests=access.bulk_requests)
+    return RowWriter(client, SinkState(client, sink), writer)
+
+
+def document_sources(rows: pa.Table, table: TableIndex) -> list[str | None]:
+    """Return the JSON of the document of each row, as if every image were complete; None for a delete."""
+    columns = [
+        to_json(texts, column.type) for texts, column in zip(table.shape.texts(rows), table.columns, strict=True)
+    ]
+    raw = [_take_raw(cells, column) for cells, column in zip(columns, table.columns, strict=True)]
+    names = [f'"{column.field}":' for column in table.columns]
+    template = ",".join(f"{name.replace('%', '%%')}%s" for name in names)
+    template = f'{{{template},"{POSITION_COLUMN}":%s}}'
+    positions, ops = rows["position"].to_pylist(), rows["op"].to_pylist()
+    sources = [
+        template % tuple(values) if op == "u" else None for op, *values in zip(ops, *columns, positions, strict=True)
+    ]
+    for number in sorted({number for found in raw for number in found}):
+        if (source := sources[number]) is not None:
+            parts = [found[number] for found in raw if number in found]
+            sources[number] = f'{source[:-1]},"{RAW_FIELD}":{{{",".join(parts)}}}}}'
+    return sources
+
+
+def _take_raw(cells: list[str], column: DocumentColumn) -> dict[int, str]:
+    """Replace unusual JSON values by null; return row number → member of RAW_FIELD."""
+    if column.type != ValueType(ValueKind.JSON):
+        return {}
+    found = {}
+    for number, cell in enumerate(cells):
+        if cell.startswith(RAW_START):
+            found[number] = f'"{column.field}":{cell}'
+            cells[number] = NULL
+    return found
+
+
+def missing_base(topic: str, position: int) -> MissingBase:
+    """Return the error of a partial image without a base row."""
+    return MissingBase(f"the target of table {topic!r} has no base row for a partial image at {Position(position)}")
+
+
+def bases_id(index: str) -> str:
+    """Return the id of the document of the state with the bases of an index."""
+    return f"bases-{index}"
+
+
+class _CurrentDocuments:
+    """The documents that a batch of partial images needs, as the server has them now."""
+
+    def __init__(self, client: SearchClient, state: SinkState, table: TableIndex, since: int) -> None:
+        self._client, self._state, self._table, self._since = client, state, table, since
+        self._found: dict[str, dict[str, Any]] = {}
+        self._stored: dict[str, str] = {}
+        self._is_new = False
+
+    def read(self, images: pa.Table) -> None:
+        """Read the documents of the rows and of their base rows, and the stored bases."""
+        keys, bases = images["key"].to_pylist(), [base for base in images["base"].to_pylist() if base is not None]
+        self._found = self._many(write_alias(self._table.index), {document_key(key) for key in [*keys, *bases]})
+        stored = self._state.get(bases_id(self._table.index))
+        if stored is not None and stored[0]["since"] == self._since:
+            self._stored = stored[0]["documents"]
+
+    def is_applied(self, key: Sequence[str | None], position: int) -> bool:
+        """Return whether the document of a row is at or after a position."""
+        document = self._found.get(document_key(key))
+        return document is not None and int(document[POSITION_COLUMN]) >= position
+
+    def base(self, key: Sequence[str | None]) -> Mapping[str, Any] | None:
+        """Return the document of a base row; None if the row does not exist."""
+        stored = self._stored.get(document_key(key))
+        if stored is not None:
+            return parse_document(stored)
+        document = self._found.get(document_key(key))
+        if document is None or document.get(DELETED_COLUMN) or int(document[POSITION_COLUMN]) < self._table.floor:
+            return None
+        return document
+
+    def keep(self, key: Sequence[str | None]) -> None:
+        """Add the document of the base of a moved row to those to store."""
+        identity = document_key(key)
+        if identity not in self._stored:
+            self._stored[identity] = dump_json(self._found[identity])
+            self._is_new = True
+
+    @property
+    def to_store(self) -> dict[str, Any] | None:
+        """The source of the document with all bases, if `keep` added some."""
+        return {"since": self._since, "documents": self._stored} if self._is_new else None
+
+    def _many(self, index: str, wanted: Iterable[str]) -> dict[str, dict[str, Any]]:
+        ids = sorted(wanted)
+        found: dict[str, dict[str, Any]] = {}
+        for start in range(0, len(ids), GET_AT_ONCE):
+            body = {"ids": ids[start : start + GET_AT_ONCE]}
+            answer = self._client.ask("POST", f"/{index}/_mget", body, exact=True)
+            found |= {one["_id"]: one["_source"] for one in answer.body["docs"] if one.get("found")}
+        return found
+
+
+def _partial_rows(rows: pa.Table) -> list[int]:
+    partial = pa.compute.and_(pa.compute.equal(rows["op"], "u"), pa.compute.invert(rows["complete"]))
+    return np.flatnonzero(pa.compute.fill_null(partial, fill_value=False).to_numpy()).tolist()
+
+
+def _overlaid(
+    table: TableIndex, cells: Sequence[str], sent: np.ndarray, document: Mapping[str, Any], position: int
+) -> str:
+    """Return the JSON of a document: the sent columns of an image, and the other columns of the base document.
+
+    cells: the JSON of each column, with placeholders for unsent columns. sent: whether the image has the column.
+    """
+    fragments, raw = [], []
+    stored = {**document, **document.get(RAW_FIELD, {})}
+    for cell, is_sent, column in zip(cells, sent, table.columns, strict=True):
+        text = cell if is_sent or column.field not in stored else dump_json(stored[column.field])
+        is_raw = column.type == ValueType(ValueKind.JSON) and text.startswith(RAW_START)
+        if is_raw:
+            raw.append(f'"{column.field}":{text}')
+        fragments.append(f'"{column.field}":{NULL if is_raw else text}')
+    members = f',"{RAW_FIELD}":{{{",".join(raw)}}}' if raw else ""
+    return f'{{{",".join(fragments)},"{POSITION_COLUMN}":{position}{members}}}'
+
+
+def _line(identity: str, position: int, source: str) -> bytes:
+    action = {"index": {"_id": identity, "version": position, "version_type": "external_gte"}}
+    return f"{json.dumps(action, ensure_ascii=False)}\n{source}\n".encode()

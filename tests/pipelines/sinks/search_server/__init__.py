@@ -1,0 +1,1 @@
+"""Tests of the sink on a search server, against a real node."""

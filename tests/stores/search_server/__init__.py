@@ -1,0 +1,1 @@
+"""Tests of the way rows are stored in a search server."""
