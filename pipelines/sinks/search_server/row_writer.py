@@ -66,8 +66,10 @@ class PlannedRows:
     lines: list[Line] = field(default_factory=list)
     missing: list[int] = field(default_factory=list)
     """Numbers of the partial images without a base row."""
-    bases: dict[str, Any] | None = None
-    """Source of the document with the bases of moved rows, if it has to be stored before the lines are written."""
+    bases: dict[str, str] = field(default_factory=dict)
+    """Id → JSON of the document, for the bases of moved rows; they are stored before the lines are written."""
+    bases_id: str = ""
+    """Id of the document of the state with these bases; empty if the batch has no moved rows."""
 
 
 class RowWriter:
@@ -90,8 +92,8 @@ class RowWriter:
 
     def write(self, planned: PlannedRows, table: TableIndex) -> dict[int, CdcError]:
         """Write planned documents; return row number → error for each document that the server refuses."""
-        if planned.bases is not None:
-            self._state.put(bases_id(table.index), planned.bases)
+        if planned.bases:
+            self._state.put(planned.bases_id, {"documents": planned.bases})
         return self.writer.write(write_alias(table.index), planned.lines)
 
     def _complete(
@@ -125,7 +127,7 @@ class RowWriter:
                 current.keep(base)
             cells = [to_json(texts.slice(place, 1), c.type)[0] for texts, c in zip(own, table.columns, strict=True)]
             sources[number] = _overlaid(table, cells, sent[:, place], document, position)
-        found.bases = current.to_store
+        found.bases, found.bases_id = current.to_store, current.bases_id
         return sources
 
 
@@ -172,16 +174,12 @@ def missing_base(topic: str, position: int) -> MissingBase:
     return MissingBase(f"the target of table {topic!r} has no base row for a partial image at {Position(position)}")
 
 
-def bases_id(index: str) -> str:
-    """Return the id of the document of the state with the bases of an index."""
-    return f"bases-{index}"
-
-
 class _CurrentDocuments:
     """The documents that a batch of partial images needs, as the server has them now."""
 
     def __init__(self, client: SearchClient, state: SinkState, table: TableIndex, since: int) -> None:
-        self._client, self._state, self._table, self._since = client, state, table, since
+        self._client, self._state, self._table = client, state, table
+        self._id = f"bases-{table.index}-{since}"
         self._found: dict[str, dict[str, Any]] = {}
         self._stored: dict[str, str] = {}
         self._is_new = False
@@ -190,9 +188,8 @@ class _CurrentDocuments:
         """Read the documents of the rows and of their base rows, and the stored bases."""
         keys, bases = images["key"].to_pylist(), [base for base in images["base"].to_pylist() if base is not None]
         self._found = self._many(write_alias(self._table.index), {document_key(key) for key in [*keys, *bases]})
-        stored = self._state.get(bases_id(self._table.index))
-        if stored is not None and stored[0]["since"] == self._since:
-            self._stored = stored[0]["documents"]
+        stored = self._state.get(self._id)
+        self._stored = {} if stored is None else stored[0]["documents"]
 
     def is_applied(self, key: Sequence[str | None], position: int) -> bool:
         """Return whether the document of a row is at or after a position."""
@@ -217,9 +214,14 @@ class _CurrentDocuments:
             self._is_new = True
 
     @property
-    def to_store(self) -> dict[str, Any] | None:
-        """The source of the document with all bases, if `keep` added some."""
-        return {"since": self._since, "documents": self._stored} if self._is_new else None
+    def to_store(self) -> dict[str, str]:
+        """All bases, if `keep` added some; otherwise empty."""
+        return self._stored if self._is_new else {}
+
+    @property
+    def bases_id(self) -> str:
+        """Id of the document with the bases, which is not needed after the batch is published; empty without bases."""
+        return self._id if self._stored else ""
 
     def _many(self, index: str, wanted: Iterable[str]) -> dict[str, dict[str, Any]]:
         ids = sorted(wanted)

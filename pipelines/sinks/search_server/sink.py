@@ -27,7 +27,7 @@ from pipelines.sinks.contract import NONE_PARKED, Published, RefusedRow, TableBa
 from pipelines.sinks.record_after_batch import applied_state
 from pipelines.sinks.search.document_shape import DocumentShapes
 from pipelines.sinks.search_server.publisher import Publisher, UnpublishedParkedRows, open_publisher
-from pipelines.sinks.search_server.row_writer import RowWriter, TableIndex, bases_id, missing_base, open_row_writer
+from pipelines.sinks.search_server.row_writer import RowWriter, TableIndex, missing_base, open_row_writer
 from pipelines.sinks.search_server.table_indexes import TableIndexes
 
 if TYPE_CHECKING:
@@ -67,6 +67,8 @@ class SearchServerSink:
         self._shapes = DocumentShapes(sink, sink.rules)
         self._opened: _Connection | None = None
         self._touched: dict[int, TableIndex] = {}
+        self._bases: set[str] = set()
+        """Ids of documents of the state that the next publish makes needless."""
         self._aliases: dict[str, tuple[str, int]] | None = None
 
     def attach(self, spark: SparkSession) -> None:
@@ -169,9 +171,9 @@ class SearchServerSink:
                 self._sync_aliases(opened.publisher.record)
             raise
         hit("search_after_commit")
-        opened.publisher.remove_unused(before, (bases_id(table.index) for table in self._touched.values()))
+        opened.publisher.remove_unused(before, sorted(self._bases))
         self._remove_tombstones(before)
-        self._touched = {}
+        self._touched, self._bases = {}, set()
 
     def adopt(self, staged: SearchServerSink, record: Published) -> None:
         """Publish the indexes that a staged sink has built. record: names these indexes.
@@ -205,7 +207,7 @@ class SearchServerSink:
         if self._opened is not None:
             self._opened.client.close()
         self._opened = None
-        self._touched, self._aliases = {}, None
+        self._touched, self._bases, self._aliases = {}, set(), None
 
     def _connection(self) -> _Connection:
         if self._opened is None:
@@ -235,6 +237,8 @@ class SearchServerSink:
             positions = rows["position"]
             return {n: missing_base(batch.schema.topic, positions[n].as_py()) for n in planned.missing}
         opened.publisher.declare(batch.upto)
+        if planned.bases_id:
+            self._bases.add(planned.bases_id)
         hit("search_before_rows")
         refused = opened.rows.write(planned, table)
         hit("search_after_rows")

@@ -1,0 +1,131 @@
+"""Random changes, dead drivers, lost answers, late requests and a killed server: documents end as the rows.
+
+The server forgets deleted documents at once or after a second, and every batch is applied twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from random import Random
+
+import pytest
+
+from cdc.config import SearchSinkDefinition
+from cdc.errors import MissingBase, SinkUnavailable
+from cdc.stores.published_record import Published
+from cdc.stores.search_server.reader import SearchServerReader
+from pipelines.sinks.search_server.sink import SearchServerSink
+from tests.contracts.histories import TABLE, Table, batch, ours
+from tests.contracts.stories import log
+from tests.fixtures.http_relay import CutAnswer, HttpRelay, LoseAnswer
+from tests.fixtures.opensearch import OpenSearchServer, SharedOpenSearch
+from tests.fixtures.search_sinks import search_sink
+from tests.pipelines.fold_model import Row
+
+LOST = 0.05
+"""Share of the answers that are lost."""
+TOPIC = TABLE.topic
+
+
+class Torture:
+    """Drivers that apply one log to one sink in random batches, and die."""
+
+    def __init__(self, find: SearchSinkDefinition, rows: list[Row], random: Random) -> None:
+        self._find, self._rows, self._random = find, rows, random
+        self._late = self._opened()
+        """A driver that was replaced long ago, and that does not know it."""
+        self.sink = self._opened()
+
+    def run(self) -> None:
+        """Apply the whole log."""
+        ends, after = sorted({row["position"] for row in self._rows}), 0
+        done: list[tuple[int, int]] = []
+        while after < ends[-1]:
+            later = [end for end in ends if end > after][:8]
+            if self._random.random() < 0.4:
+                self._die(after, self._random.choice(later))
+            upto = self._random.choice(later)
+            self._apply(after, upto)
+            done.append((after, upto))
+            after = upto
+            if self._random.random() < 0.3:
+                self._apply_late(*self._random.choice(done))
+
+    def _opened(self) -> SearchServerSink:
+        sink = SearchServerSink(self._find)
+        sink.open("log-1")
+        return sink
+
+    def _apply(self, after: int, upto: int) -> None:
+        while True:
+            with suppress(SinkUnavailable):  # the loop of the apply process tries again as well
+                record = [self.sink.apply(batch(self._rows, after, upto, every=False)) for _ in range(2)][-1]
+                self.sink.publish(Published(upto, 0, {record.relation: record}))
+                return
+            self.sink = self._opened()
+
+    def _die(self, after: int, upto: int) -> None:
+        with suppress(SinkUnavailable):
+            self.sink.apply(batch(self._rows, after, upto, every=False))
+        self.sink.close()
+        self.sink = self._opened()
+
+    def _apply_late(self, after: int, upto: int) -> None:
+        with suppress(SinkUnavailable, MissingBase):
+            self._late.apply(batch(self._rows, after, upto, every=False))
+        if self._random.random() < 0.5:
+            self._late = self._opened()
+
+
+def expected(rows: list[Row]) -> dict[str, dict[str, str | None]]:
+    """Return the rows of the source after the log."""
+    table = Table()
+    for row in ours(rows):
+        table.apply(row)
+    names = {column.id: column.name for column in TABLE.columns}
+    return {key: {names[id_]: image.get(id_) for id_ in names} for key, (_, image) in table.rows.items()}
+
+
+def found(find: SearchSinkDefinition) -> dict[str, dict[str, str | None]]:
+    """Return the rows of the index."""
+    rows = list(SearchServerReader.open(find).documents(TOPIC))
+    assert len({row.key for row in rows}) == len(rows)
+    return {row.key[0]: dict(row.source) for row in rows if row.key[0] is not None}
+
+
+@pytest.fixture
+def lossy(opensearch, opensearch_relay: HttpRelay) -> Iterator[SearchSinkDefinition]:
+    opensearch_relay.fault(r"^(PUT|POST|DELETE) ", LoseAnswer(), times=None, probability=LOST)
+    opensearch_relay.fault(r"/_bulk", CutAnswer(), times=None, probability=LOST)
+    yield search_sink(opensearch, url=opensearch_relay.url, settings={"gc_deletes": "0s"})
+    opensearch_relay.faults.clear()
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 30))])
+def test_any_batches_with_lost_answers_and_late_requests_give_the_rows(lossy: SearchSinkDefinition, seed: int):
+    random = Random(seed)
+    rows = log(random, 20 if seed == 0 else 60)
+    Torture(lossy, rows, random).run()
+
+    assert found(lossy) == expected(rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+def test_a_server_that_is_killed_at_random_moments_keeps_the_rows(own_opensearch: OpenSearchServer, seed: int):
+    random = Random(f"killed {seed}")
+    rows = log(random, 100)
+    ends = sorted({row["position"] for row in rows})
+    with HttpRelay(own_opensearch.url, seed) as relay:
+        relay.fault(r"^(PUT|POST|DELETE) ", LoseAnswer(), times=None, probability=LOST)
+        find = search_sink(SharedOpenSearch(relay.url, "t-"), settings={"gc_deletes": "1s"})
+        for part in range(1, 6):
+            upto = ends[len(ends) * part // 5 - 1]
+            torture = Torture(find, [row for row in rows if row["position"] <= upto], random)
+            torture.run()
+            own_opensearch.kill()
+            own_opensearch.restart()
+        relay.faults.clear()
+
+        assert found(find) == expected(rows)
