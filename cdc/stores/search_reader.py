@@ -36,13 +36,16 @@ class SearchReader(Protocol):
         """Return the parked rows of the sink."""
 
 
-def open_search(sink: SearchSinkDefinition, handle: str | None = None) -> SearchReader:
+def open_search(sink: SearchSinkDefinition, handle: str | None = None, *, at_rest: bool = False) -> SearchReader:
     """Open the published state of a sink, or a kept cut. handle: the result of the sink's `pin`.
+
+    at_rest: whether all rows have to be of the published record, however long they are read.
 
     Raises SinkUnavailable if the sink has not written anything yet.
     """
     if sink.engine == "tantivy":
         return SearchIndex.open(handle or sink.path)
     # imported late: only sinks with a server need the HTTP client, whose import takes a tenth of a second
-    reader: SearchReader = import_module("cdc.stores.search_server.reader").SearchServerReader.open(sink, handle)
+    readers = import_module("cdc.stores.search_server.reader").SearchServerReader
+    reader: SearchReader = readers.open_at_rest(sink) if at_rest else readers.open(sink, handle)
     return reader

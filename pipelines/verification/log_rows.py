@@ -51,7 +51,7 @@ class SinkAtRest:
 
 def open_at_rest(sink: DeltaSinkDefinition | SearchSinkDefinition) -> SinkAtRest:
     """Open a sink at its last published record. Raises PositionNotReached if nothing was published."""
-    index = open_search(sink) if isinstance(sink, SearchSinkDefinition) else None
+    index = open_search(sink, at_rest=True) if isinstance(sink, SearchSinkDefinition) else None
     record = Lake.open(sink.path).published() if index is None else index.published
     if record is None:
         raise PositionNotReached(

@@ -3,53 +3,80 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import Any, Final, Self
 
 from cdc.config import SearchSinkDefinition
-from cdc.errors import SinkUnavailable
+from cdc.errors import PositionNotReached, SinkUnavailable
 from cdc.stores.dead_letter_rows import ParkedRow
 from cdc.stores.published_record import Published, TableRecord
 from cdc.stores.search_index_reader import FoundRow
 from cdc.stores.search_server.client import SearchClient
 from cdc.stores.search_server.document_rows import ShownTable
-from cdc.stores.search_server.document_scan import scan, scan_point
+from cdc.stores.search_server.document_scan import KEEP_ALIVE, close_point, open_point, scan, scan_point
 from cdc.stores.search_server.index_mapping import visible
 from cdc.stores.search_server.sink_state import PublishedState, SinkState
+from cdc.target_names import POSITION_COLUMN
 
 DOCUMENTS_AT_ONCE: Final = 2_000
+PATIENCE: Final = 30.0
+"""Seconds that `open_at_rest` waits for a cut without newer rows."""
+PAUSE: Final = 0.05
+"""Seconds between two attempts of `open_at_rest`."""
 
 
 class SearchServerReader:
     """Reads the indexes of one sink at its published record, or at a kept cut."""
 
-    def __init__(self, sink: SearchSinkDefinition, client: SearchClient, handle: str | None = None) -> None:
-        """handle: the kept cut to read, as `pin` of the sink returned it; None: the published state."""
-        self._sink, self._client = sink, client
-        self._points: Mapping[str, str] = {}
-        state: PublishedState | None
-        if handle is None:
-            found = SinkState(client, sink.name).published()
-            state = None if found is None else found[0]
-        else:
-            kept = json.loads(handle)
-            self._points, state = kept["points"], PublishedState.from_source(kept["state"])
-        self._state = state
+    def __init__(
+        self,
+        sink: SearchSinkDefinition,
+        client: SearchClient,
+        state: PublishedState | None,
+        points: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """points: index → point in time at which it is read; an index without one is read as it is now."""
+        self._sink, self._client, self._state, self._points = sink, client, state, points
         self.published: Published | None = None if state is None else state.record
         """The published record of the sink; None before its first cut."""
 
     @classmethod
     def open(cls, sink: SearchSinkDefinition, handle: str | None = None) -> Self:
-        """Connect to the server of a sink. Raises SinkUnavailable if the sink has not written anything there yet."""
-        client = SearchClient(sink.access, sink.engine)
-        answer = client.ask("HEAD", f"/{SinkState(client, sink.name).index}", allowed=(HTTPStatus.NOT_FOUND,))
-        if answer.status == HTTPStatus.NOT_FOUND:
-            raise SinkUnavailable(
-                f"the sink {sink.name!r} has no indexes on the search server yet",
-                remedy="start 'cdc run', and wait until the sink has published a cut",
-            )
-        return cls(sink, client, handle)
+        """Connect to the server of a sink. handle: the kept cut to read, as `pin` of the sink returned it.
+
+        Raises SinkUnavailable if the sink has not written anything there yet.
+        """
+        client = _connected(sink)
+        if handle is None:
+            return cls(sink, client, _published(client, sink.name))
+        kept = json.loads(handle)
+        return cls(sink, client, PublishedState.from_source(kept["state"]), kept["points"])
+
+    @classmethod
+    def open_at_rest(cls, sink: SearchSinkDefinition, patience: float = PATIENCE) -> Self:
+        """Open the published state of a sink so that later changes are not visible.
+
+        A driver makes rows visible just before it publishes them. So this method tries again until no visible row is
+        newer than the published record. Raises PositionNotReached after `patience` seconds.
+        """
+        client, until = _connected(sink), time.monotonic() + patience
+        while True:
+            state = _published(client, sink.name)
+            indexes = sorted({t.target for t in state.record.tables.values() if t.target}) if state else []
+            points = {index: open_point(client, index) for index in indexes}
+            if state is None or all(_newest(client, point) <= state.record.position for point in points.values()):
+                return cls(sink, client, state, points)
+            for point in points.values():
+                close_point(client, point)
+            if time.monotonic() > until:
+                raise PositionNotReached(
+                    f"search sink {sink.name!r} has rows that are newer than its published position",
+                    remedy="start 'cdc run', so that the sink publishes them, then try again",
+                )
+            time.sleep(PAUSE)
 
     @property
     def topics(self) -> dict[str, int]:
@@ -113,3 +140,26 @@ class SearchServerReader:
             if answer.status != HTTPStatus.BAD_REQUEST:  # the words are no valid query string
                 return [shown.row(hit) for hit in answer.body["hits"]["hits"]]
         return []
+
+
+def _connected(sink: SearchSinkDefinition) -> SearchClient:
+    client = SearchClient(sink.access, sink.engine)
+    answer = client.ask("HEAD", f"/{SinkState(client, sink.name).index}", allowed=(HTTPStatus.NOT_FOUND,))
+    if answer.status == HTTPStatus.NOT_FOUND:
+        raise SinkUnavailable(
+            f"the sink {sink.name!r} has no indexes on the search server yet",
+            remedy="start 'cdc run', and wait until the sink has published a cut",
+        )
+    return client
+
+
+def _published(client: SearchClient, sink: str) -> PublishedState | None:
+    found = SinkState(client, sink).published()
+    return None if found is None else found[0]
+
+
+def _newest(client: SearchClient, point: str) -> int:
+    """Return the position of the newest document at a point in time; -1 if there is none."""
+    body = {"size": 1, "pit": {"id": point, "keep_alive": KEEP_ALIVE}, "sort": [{POSITION_COLUMN: "desc"}]}
+    hits = client.ask("POST", "/_search", body, exact=True).body["hits"]["hits"]
+    return int(hits[0]["_source"][POSITION_COLUMN]) if hits else -1

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from cdc.errors import SinkUnavailable
+from cdc.errors import PositionNotReached, SinkUnavailable
 from cdc.position import Position
 from cdc.stores.search_server.reader import SearchServerReader
 from tests.contracts.folded import ORDERS, batch, gone, put
 from tests.fixtures.search_sinks import search_sink
-from tests.pipelines.sinks.search_server.server_sink import merge, opened
+from tests.pipelines.sinks.search_server.server_sink import Index, merge, opened, publish
 
 
 @pytest.fixture
@@ -59,3 +59,29 @@ def test_a_table_that_the_sink_does_not_have_has_no_rows(find):
 def test_a_sink_that_has_written_nothing_is_unavailable(opensearch):
     with pytest.raises(SinkUnavailable, match="no indexes"):
         SearchServerReader.open(search_sink(opensearch))
+
+
+def test_at_rest_rows_that_are_not_published_are_not_read(find):
+    sink = opened(find)
+    record = sink.apply(batch([put(1, "new", 50)], 40, 60))
+    reader = SearchServerReader.open_at_rest(find)
+    publish(sink, record)
+
+    assert {row.key[0]: row.source["item"] for row in reader.documents(ORDERS.topic)}["1"] == "blue mug"
+    assert position(SearchServerReader.open_at_rest(find)) == 60
+
+
+def test_at_rest_the_reader_waits_while_visible_rows_are_newer_than_the_record(find):
+    sink = opened(find)
+    record = sink.apply(batch([put(1, "new", 50)], 40, 60))
+    Index(find).ask("POST", f"/{record.target}/_refresh")
+    with pytest.raises(PositionNotReached):
+        SearchServerReader.open_at_rest(find, patience=0.2)
+    publish(sink, record)
+
+    assert position(SearchServerReader.open_at_rest(find)) == 60
+
+
+def position(reader: SearchServerReader) -> int:
+    assert reader.published is not None
+    return reader.published.position
