@@ -12,6 +12,7 @@ from pipelines.sinks.contract import Sink
 from pipelines.sinks.delta.maintenance import UpkeepSettings
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink as DeltaTarget
+from pipelines.sinks.search.document_shape import DocumentShapes
 from pipelines.sinks.search.sink import SearchSink as SearchTarget
 
 
@@ -23,7 +24,7 @@ def build_sink(sink: DeltaSinkDefinition | SearchSinkDefinition, index_folder: s
     if isinstance(sink, DeltaSinkDefinition):
         return DeltaTarget(replace(delta_settings(sink), index_folder=index_folder))
     if sink.engine == "tantivy":
-        return SearchTarget(sink.name, sink.path, sink.fields, sink.dead_letters)
+        return SearchTarget(sink.name, sink.path, DocumentShapes(sink, sink.rules), sink.dead_letters)
     # imported late: only sinks with a server need the HTTP client, whose import takes a tenth of a second
     built: Sink = import_module("pipelines.sinks.search_server.sink").SearchServerSink(sink)
     return built

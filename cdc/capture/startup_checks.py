@@ -19,19 +19,8 @@ from cdc.capture.resume_checks import captured_oids, check_source
 from cdc.capture.slot_belongs_to_log import SlotClaim, check_adopted, check_replaceable, check_slot_name
 from cdc.catalog import Catalog
 from cdc.catalog.connection import check_catalog_writable, is_catalog_created
-from cdc.config import (
-    Definition,
-    DeltaSinkDefinition,
-    SearchRule,
-    SinkRule,
-    Transform,
-    rule_of,
-    search_settings,
-    table_settings,
-)
-from cdc.config.definition_conflicts import with_document_columns, with_target_columns
+from cdc.config import Definition, DeltaSinkDefinition, SearchSinkDefinition
 from cdc.config.field_types import fixed_part, is_remote
-from cdc.config.sinks import Sink
 from cdc.errors import (
     CatalogUnavailable,
     CdcError,
@@ -71,7 +60,8 @@ from cdc.postgres.source_state import read_source_state
 from cdc.postgres.tables import match_tables, matched_schemas
 from cdc.snapshot.publication_sync import publication_control
 from cdc.stores.lake_reader import Lake
-from cdc.stores.target_rule_changes import TargetRules
+from cdc.stores.search_index_reader import SearchIndex
+from cdc.stores.target_rule_changes import TargetRules, hidden_columns, masked_columns
 from cdc.stores.unwritable_tables import tables_in
 from cdc.table import TableSchema, matches
 
@@ -184,13 +174,15 @@ def defined_tables(definition: Definition) -> list[TableSchema]:
 def rule_problems(definition: Definition, file: str) -> list[PreflightProblem]:
     """Return a problem for each target whose rows were written under other rules than the definition has.
 
-    A sink that cannot be read is a problem as well.
+    A Delta sink that cannot be read is a problem as well. For a search sink the problems are warnings, because
+    the apply process makes an index follow the rules.
 
     file: path of the definition, for the remedies.
     """
     found = []
     for sink in definition.sinks:
         if not isinstance(sink, DeltaSinkDefinition):
+            found += _index_problems(sink, file)
             continue
         try:
             differing = Lake.open(sink.path, TargetRules.of(sink)).differences()
@@ -204,15 +196,27 @@ def rule_problems(definition: Definition, file: str) -> list[PreflightProblem]:
     return found
 
 
+def _index_problems(sink: SearchSinkDefinition, file: str) -> list[PreflightProblem]:
+    try:
+        differing = SearchIndex.open(sink.path).differences(sink)
+    except SinkUnavailable:
+        return []  # the apply process has not created the index yet
+    fixes = [complete_remedy(error.fix, sink=sink.name, topic=topic, file=file) for topic, error in differing]
+    return [
+        PreflightProblem(error.code, topic, f"{error.message}; {fix}", fatal=False)
+        for (topic, error), fix in zip(differing, fixes, strict=True)
+    ]
+
+
 def mask_problems(definition: Definition, tables: Sequence[TableSchema]) -> list[PreflightProblem]:
     """Return a warning for each table of which one sink shows columns that another sink masks."""
     found = []
     for schema in tables:
         feeding = [sink for sink in definition.sinks if matches(schema.topic, sink.tables)]
-        masked = {sink.name: _masked_columns(sink, schema) for sink in feeding}
+        masked = {sink.name: masked_columns(sink, schema) for sink in feeding}
         for sink in feeding:
             for other, columns in masked.items():
-                if clear := sorted(columns - _hidden_columns(sink, schema)):
+                if clear := sorted(columns - hidden_columns(sink, schema)):
                     message = (
                         f"sink {sink.name!r} shows {', '.join(map(repr, clear))} unmasked, but sink "
                         f"{other!r} masks these columns"
@@ -220,28 +224,6 @@ def mask_problems(definition: Definition, tables: Sequence[TableSchema]) -> list
                     fix = MaskedElsewhere.remedy
                     found.append(PreflightProblem(MaskedElsewhere.code, schema.topic, f"{message}; {fix}", fatal=False))
     return found
-
-
-def _transform_of(sink: Sink, schema: TableSchema) -> Transform | None:
-    rule: SinkRule | SearchRule | None = rule_of(schema.topic, sink.rules)
-    return None if rule is None else rule.transform
-
-
-def _masked_columns(sink: Sink, schema: TableSchema) -> set[str]:
-    transform = _transform_of(sink, schema)
-    return set() if transform is None else set(transform.mask)
-
-
-def _hidden_columns(sink: Sink, schema: TableSchema) -> set[str]:
-    """Return the names of the columns whose values a sink masks or omits."""
-    if isinstance(sink, DeltaSinkDefinition):
-        selected = with_target_columns(schema, table_settings(schema.topic, sink, sink.rules))
-    else:
-        settings = search_settings(schema.topic, sink, sink.rules)
-        selected = with_document_columns(schema, settings)
-    transform, there = _transform_of(sink, schema), {column.name for column in selected.columns}
-    hidden = set() if transform is None else {*transform.mask, *transform.drop}
-    return {column.name for column in schema.columns} - there | hidden
 
 
 def storage_problems(definition: Definition) -> list[PreflightProblem]:

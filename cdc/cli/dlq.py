@@ -171,6 +171,7 @@ def _find_parked_row(definition: Definition, letter: DeadLetter) -> tuple[Parked
     Returns (None, {}) if the row is no longer parked.
     """
     from cdc.stores.lake_reader import Lake
+    from cdc.stores.search_reader import open_search
     from cdc.stores.target_rule_changes import TargetRules
     from cdc.table import TableSchema
 
@@ -179,9 +180,11 @@ def _find_parked_row(definition: Definition, letter: DeadLetter) -> tuple[Parked
     if record is None:
         return None, {}
     row = next((row for row in rows if (row.topic, row.key) == (letter.topic, letter.key)), None)
+    # a row that was parked under other rules may contain columns that the present rules hide
     if row is not None and sink is not None and sink.type == "delta":
-        # a row that was parked under other rules may contain columns that the present rules hide
         Lake.open(sink.path, TargetRules.of(sink)).check_rules(row.relation)
+    if row is not None and sink is not None and sink.type == "search":
+        open_search(sink).check_rules(row.relation, sink)
     schema = None if row is None else record.tables[row.relation].schema
     names = {} if schema is None else {c.id: c.name for c in TableSchema.from_json(schema).columns}
     return row, names

@@ -54,20 +54,25 @@ def search(
 
 
 def _find_index(definition: Definition, table: str) -> tuple[SearchReader, str]:
-    """Return the index of the first search sink that has the table, and the topic of the table."""
+    """Return the index of the first search sink that has the table, and the topic of the table.
+
+    Raises TargetRulesChanged if the index may contain values that the rules of the sink hide.
+    """
     from cdc.stores.search_reader import open_search
     from cdc.table import split_topic
 
-    indexes = [open_search(sink) for sink in definition.sinks if sink.type == "search"]
+    indexes = [(sink, open_search(sink)) for sink in definition.sinks if sink.type == "search"]
     if not indexes:
         raise ConfigError(
             f"pipeline {definition.name!r} has no search sink", remedy="add a sink of type search to the definition"
         )
-    for index in indexes:
+    for sink, index in indexes:
         if (topic := _topic(index.topics, table)) is not None:
+            index.check_rules(index.topics[topic], sink)
             return index, topic
-    known = ", ".join(sorted({topic for index in indexes for topic in index.topics})) or "none yet"
-    several = any(table == split_topic(topic)[1] for index in indexes for topic in index.topics)
+    topics = {topic for _, index in indexes for topic in index.topics}
+    known = ", ".join(sorted(topics)) or "none yet"
+    several = any(table == split_topic(topic)[1] for topic in topics)
     raise UnknownName(
         f"the search sinks contain {'several tables' if several else 'no table'} called {table!r}",
         remedy=f"choose one of these tables: {known}",

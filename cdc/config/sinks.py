@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
@@ -408,6 +410,18 @@ class SearchSinkDefinition(SearchSettings):
 def search_settings(topic: str, sink: SearchSettings, rules: Sequence[SearchRule]) -> SearchSettings:
     """Return the settings of one table in a search sink: those of the sink, overridden by those of the table's rule."""
     return SearchSettings.model_construct(**_overridden(SearchSettings, sink, rule_of(topic, rules)))
+
+
+def search_fingerprint(topic: str, sink: SearchSettings, rules: Sequence[SearchRule]) -> str:
+    """Return the hash of everything that decides which values a search sink stores of a table.
+
+    The hash is keyed with the salt of the table's transform. If it changes, the stored documents have to follow.
+    """
+    rule = rule_of(topic, rules)
+    transform = None if rule is None else rule.transform
+    settings = search_settings(topic, sink, rules).model_dump(mode="json")
+    text = json.dumps([settings, "" if transform is None else transform.fingerprint], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 Sink = Annotated[DeltaSinkDefinition | SearchSinkDefinition, Field(discriminator="type")]

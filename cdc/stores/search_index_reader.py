@@ -1,9 +1,10 @@
 """Search index: the layout of the tantivy index of a sink, and reading it while the sink writes it.
 
-A document is one row of a source table. Two reserved documents contain the id of the log and the published record, and
-each parked row is one more document. One commit writes rows, parked rows and record together. Rows are stored by column
-id, as in the log, so a renamed column or table rewrites nothing. A reader takes the names from the schema in the
-published record.
+A document is one row of a source table. Three reserved documents contain the id of the log, the published record, and
+the rules under which the rows were written; each parked row is one more document. One commit writes all of them
+together. Rows are stored by column id, as in the log, so a renamed column or table rewrites nothing. A reader takes the
+names from the stored rules. An index of an earlier version of cdc has no rules; then the names are those of the schema
+in the published record.
 """
 
 from __future__ import annotations
@@ -11,24 +12,32 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import tantivy
 
-from cdc.errors import SinkUnavailable
+from cdc.config import SearchSettings, SearchSinkDefinition
+from cdc.config.sinks import search_fingerprint
+from cdc.errors import SinkUnavailable, TargetRulesChanged
 from cdc.position import Position
 from cdc.stores.dead_letter_rows import DeadLetterEntry, Key, ParkedRow, parked_at
 from cdc.stores.published_record import Published, TableRecord
-from cdc.table import TableSchema
+from cdc.table import Column, TableSchema
 
 PUBLISHED_ID: Final = "\0published"
 """`_id` of the document whose `_image` is the published record; a row's `_id` begins with a digit."""
 OWNER_ID: Final = "\0owner"
 """`_id` of the document whose `_image` is the UUID of the log that fills the index."""
+RULES_ID: Final = "\0rules"
+"""`_id` of the document whose `_image` is a JSON object: relation → DocumentRules."""
 PARKED_TOPIC: Final = "\0parked"
 """`_topic` of the documents whose `_image` is a parked row; they have no `_relation`, unlike rows of a table."""
+REBUILD: Final = "rebuild the index: 'cdc replay SINK'; or restore the earlier rule in the definition"
+"""Remedy for documents that cannot follow the rules."""
+TEXT_TYPES: Final = frozenset({19, 25, 1042, 1043, 1009, 1015})
+"""OIDs of the text types and their arrays, whose words can be searched. citext has no fixed OID; its name is used."""
 TERM_BYTES: Final = 60_000
 """Bytes above which a key is replaced by its digest: tantivy silently drops terms above 65,530 bytes."""
 
@@ -97,6 +106,66 @@ def decode_image(stored: bytes) -> dict[int, str | None]:
     return {int(column): value for column, value in json.loads(stored).items()}
 
 
+def is_searched(column: Column) -> bool:
+    """Return whether the words of a column can be searched: it has a text type."""
+    return column.value_type[0] in TEXT_TYPES or column.type_name.rpartition(".")[2] == "citext"
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedColumn:
+    """One column of the documents of a table."""
+
+    name: str
+    missing: str | None = None
+    """The text, masked if the column is, that the column has in documents older than the column."""
+    searched: bool = True
+    """Whether the words of the column can be searched."""
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentRules:
+    """The rules under which the documents of one table were written, stored in the index with them."""
+
+    fingerprint: str
+    """cdc.config.sinks.search_fingerprint of the rules; empty if the documents follow no single set of rules."""
+    columns: Mapping[int, IndexedColumn] = field(default_factory=dict)
+    """Column id → column, for the columns of the documents; a document has no other values."""
+    masks: Mapping[int, str] = field(default_factory=dict)
+    """Id of a masked column → hash of its mask, keyed with its salt."""
+    function: str | None = None
+    """The Python function of the transform; None without one."""
+    stopped_in: str | None = None
+    """The state of the table before it stopped because its rules changed; None if it did not stop."""
+
+    @classmethod
+    def plain(cls, schema: TableSchema) -> Self:
+        """Return the rules of documents that have every column as the source sent it."""
+        columns = {c.id: IndexedColumn(c.name, c.missing, is_searched(c)) for c in schema.sent}
+        return cls(search_fingerprint(schema.topic, SearchSettings(), ()), columns)
+
+    def named(self, image: Mapping[int, str | None]) -> dict[str, str | None]:
+        """Return the values of a stored image by column name; an absent column has its default."""
+        return {column.name: image.get(number, column.missing) for number, column in self.columns.items()}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the rules as JSON fields."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+        """Build rules from the fields that `to_json` returned, after they were JSON text."""
+        columns = {int(number): IndexedColumn(**column) for number, column in fields["columns"].items()}
+        masks = {int(number): text for number, text in fields["masks"].items()}
+        return cls(**{**fields, "columns": columns, "masks": masks})
+
+
+def stored_rules(searcher: tantivy.Searcher, schema: tantivy.Schema) -> dict[int, DocumentRules]:
+    """Return relation → rules of its documents; an index of an earlier version of cdc has none."""
+    stored = stored_image(searcher, schema, RULES_ID)
+    found = {} if stored is None else json.loads(stored)
+    return {int(relation): DocumentRules.from_json(fields) for relation, fields in found.items()}
+
+
 @dataclass(frozen=True, slots=True)
 class FoundRow:
     """One row of a source table in the index."""
@@ -106,7 +175,7 @@ class FoundRow:
     """Key columns as Postgres text, in key order."""
     position: Position
     source: Mapping[str, str | None]
-    """Column name → text as Postgres sent it, for every sent column; None is SQL NULL."""
+    """Column name → text as Postgres sent it, or masked, for every column of the document; None is SQL NULL."""
     score: float
     """Tantivy's score of the match; 0 if no words were searched."""
 
@@ -121,6 +190,7 @@ class SearchIndex:
         stored = stored_image(self._searcher, self._schema, PUBLISHED_ID)
         self.published: Published | None = None if stored is None else Published.from_json(stored.decode())
         """The published record of the sink; None before its first cut."""
+        self._rules = stored_rules(self._searcher, self._schema)
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
@@ -141,6 +211,35 @@ class SearchIndex:
         """
         tables = self._tables()
         return {tables[relation].topic: relation for relation in sorted(tables)}
+
+    def column_names(self, topic: str) -> list[str]:
+        """Return the names of the columns that the documents of a table have; empty for an unknown topic."""
+        relation = self.topics.get(topic)
+        return [] if relation is None else [column.name for column in self._rules_of(relation).columns.values()]
+
+    def check_rules(self, relation: int, sink: SearchSinkDefinition) -> None:
+        """Raise TargetRulesChanged if documents of a table were written under other rules than the definition has.
+
+        Such documents may contain values that the rules hide now.
+        """
+        table = self._tables().get(relation)
+        if table is None or self._rules_of(relation).fingerprint == search_fingerprint(table.topic, sink, sink.rules):
+            return
+        raise TargetRulesChanged(
+            f"the documents of table {table.topic!r} in the index of sink {sink.name!r} were written under other rules "
+            "than the definition has now",
+            remedy=f"restart the apply process, which makes the documents follow; if the table then stops, {REBUILD}",
+        )
+
+    def differences(self, sink: SearchSinkDefinition) -> list[tuple[str, TargetRulesChanged]]:
+        """Return (topic, error) for each table whose documents were written under other rules than the definition."""
+        found = list[tuple[str, TargetRulesChanged]]()
+        for relation, table in self._tables().items():
+            try:
+                self.check_rules(relation, sink)
+            except TargetRulesChanged as exc:
+                found.append((table.topic, exc))
+        return found
 
     def search(self, topic: str | None, words: str, limit: int = 10) -> list[FoundRow]:
         """Return up to `limit` rows that contain every word, best match first.
@@ -178,24 +277,24 @@ class SearchIndex:
     def _tables(self) -> Mapping[int, TableRecord]:
         return self.published.tables if self.published is not None else {}
 
+    def _rules_of(self, relation: int) -> DocumentRules:
+        """Return the rules of a table's documents; without columns if the index has neither rules nor a schema."""
+        found = self._rules.get(relation)
+        if found is None:
+            record = self._tables().get(relation)
+            schema = None if record is None or record.schema is None else TableSchema.from_json(record.schema)
+            found = DocumentRules("") if schema is None else DocumentRules.plain(schema)
+            self._rules[relation] = found
+        return found
+
     def _row(self, address: tantivy.DocAddress, score: float) -> FoundRow:
         stored = self._searcher.doc(address)
-        record = self._tables().get(stored["_relation"][0])
-        image = decode_image(bytes(stored["_image"][0]))
+        relation = stored["_relation"][0]
+        record, image = self._tables().get(relation), decode_image(bytes(stored["_image"][0]))
         return FoundRow(
             topic=stored["_topic"][0] if record is None else record.topic,
             key=tuple(json.loads(bytes(stored["_key"][0]))),
             position=Position(stored["_position"][0]),
-            source=named(image, None if record is None else record.schema),
+            source=self._rules_of(relation).named(image),
             score=score,
         )
-
-
-def named(image: Mapping[int, str | None], schema: str | None) -> dict[str, str | None]:
-    """Return the values of a stored image by column name; a column that the image does not contain gets its default.
-
-    `schema` is the JSON text of the table's schema. If it is None, the result has column ids instead of names.
-    """
-    if schema is None:
-        return {str(column): value for column, value in image.items()}
-    return {c.name: image.get(c.id, c.missing) for c in TableSchema.from_json(schema).sent}

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Protocol
 
 from cdc.config import SearchSinkDefinition
+from cdc.errors import TargetRulesChanged
 from cdc.stores.dead_letter_rows import ParkedRow
 from cdc.stores.published_record import Published
 from cdc.stores.search_index_reader import FoundRow, SearchIndex
@@ -22,6 +23,18 @@ class SearchReader(Protocol):
     @property
     def topics(self) -> dict[str, int]:
         """The relation of each topic; of a table that was created again, the latest relation."""
+
+    def column_names(self, topic: str) -> list[str]:
+        """Return the names of the columns that the documents of a table have; empty for an unknown topic."""
+
+    def check_rules(self, relation: int, sink: SearchSinkDefinition) -> None:
+        """Raise TargetRulesChanged if documents of a table were written under other rules than the definition has.
+
+        Such documents may contain values that the rules hide now.
+        """
+
+    def differences(self, sink: SearchSinkDefinition) -> list[tuple[str, TargetRulesChanged]]:
+        """Return (topic, error) for each table whose documents were written under other rules than the definition."""
 
     def search(self, topic: str | None, words: str, limit: int = 10) -> list[FoundRow]:
         """Return up to `limit` rows that contain every word, best match first.

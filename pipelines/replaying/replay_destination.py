@@ -28,6 +28,7 @@ from pipelines.sink_factory import build_sink, delta_settings
 from pipelines.sinks.contract import Sink
 from pipelines.sinks.delta.staged_targets import StagedDelta
 from pipelines.sinks.record_after_batch import with_progress_state
+from pipelines.sinks.search.document_shape import DocumentShapes
 from pipelines.sinks.search.staged_index import StagedSearch
 
 UNFINISHED: Final = "_unfinished_replay"
@@ -73,7 +74,7 @@ def stage_target(wanted: DeltaSinkDefinition | SearchSinkDefinition) -> StagedTa
         # imported late, as in pipelines.sink_factory
         staged: StagedTarget = import_module("pipelines.sinks.search_server.staged_indexes").StagedSearchServer(wanted)
         return staged
-    return StagedSearch(wanted.name, wanted.path, wanted.fields, wanted.dead_letters)
+    return StagedSearch(wanted.name, wanted.path, DocumentShapes(wanted, wanted.rules), wanted.dead_letters)
 
 
 def split_records(

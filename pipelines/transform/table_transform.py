@@ -41,6 +41,12 @@ class Mask:
     """The mask in the definition: `sha256`, `redact`, `keep_last:4`."""
     salt: bytes = field(default=b"", repr=False)
 
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the mask, keyed with the salt if the mask depends on it. Equal masks give equal masked texts."""
+        salt = self.salt if self.how == SHA256 else b""
+        return hmac.digest(salt, self.how.encode(), hashlib.sha256).hex()[:32]
+
     def __call__(self, texts: pa.Array | pa.ChunkedArray) -> pa.Array:
         """Mask texts. A text with the prefix MASKED is already masked, so only the prefix is removed."""
         plain = texts.combine_chunks() if isinstance(texts, pa.ChunkedArray) else texts

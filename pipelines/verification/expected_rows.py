@@ -14,8 +14,18 @@ from typing import Final, Protocol
 
 import pyarrow as pa
 
-from cdc.config import DeltaSinkDefinition, SearchSinkDefinition, Transform, rule_of, table_settings
-from cdc.config.sinks import SchemaChanges, TableSettings
+from cdc.config import (
+    DeltaSinkDefinition,
+    SearchRule,
+    SearchSinkDefinition,
+    SinkRule,
+    Transform,
+    rule_of,
+    search_settings,
+    table_settings,
+)
+from cdc.config.definition_conflicts import with_document_columns, with_target_columns
+from cdc.config.sinks import SchemaChanges
 from cdc.errors import TransformFailed
 from cdc.pgoutput.copy_decoder import CopyDecoder
 from cdc.postgres.key_range_digests import Digest, KeyRange, can_digest, count_rows, digest_rows, range_rows
@@ -65,25 +75,22 @@ class ExpectedSchema:
 
         schema: the schema of the source table.
         """
-        if isinstance(sink, SearchSinkDefinition):
-            names = {column.id: column.name for column in schema.sent}
-            return cls(schema, names, {} if sink.server is None else _json_forms(schema))
-        settings, rule = table_settings(schema.topic, sink, sink.rules), rule_of(schema.topic, sink.rules)
-        wanted = {column.id: column.name for column in schema.sent if _is_wanted(column.name, settings)}
-        may_omit = settings.schema_changes is SchemaChanges.IGNORE
-        if rule is None or rule.transform is None:
-            return cls(schema, wanted, may_omit_columns=may_omit)
+        wanted, transform = _wanted_columns(sink, schema), _transform_of(sink, schema)
+        may_omit = _may_omit_columns(sink, schema)
+        forms = _json_forms(schema) if isinstance(sink, SearchSinkDefinition) and sink.server is not None else {}
+        if transform is None:
+            return cls(schema, wanted, forms, may_omit_columns=may_omit)
         try:
-            transformed = TableTransform.of(rule.transform, schema)
+            transformed = TableTransform.of(transform, schema)
         except TransformFailed as exc:
             return cls(schema, wanted, refusal=exc.message)
         names = {column.id: column.name for column in transformed.schema.sent if column.id in wanted}
         return cls(
             schema,
             names,
-            transformed.masks,
-            refusal=_refusal(rule.transform),
-            not_compared=_not_compared(rule.transform),
+            {**forms, **transformed.masks},
+            refusal=_refusal(transform),
+            not_compared=_not_compared(transform),
             may_omit_columns=may_omit,
         )
 
@@ -97,9 +104,24 @@ def _normal_json(texts: pa.Array) -> pa.Array:
     return pa.array([None if text is None else normal_json(text) for text in texts.to_pylist()], pa.string())
 
 
-def _is_wanted(name: str, settings: TableSettings) -> bool:
-    listed = not settings.column_list or name in settings.column_list
-    return listed and name not in settings.except_column_list
+def _wanted_columns(sink: DeltaSinkDefinition | SearchSinkDefinition, schema: TableSchema) -> dict[int, str]:
+    """Return column id → name at the source, for the columns that the settings select."""
+    if isinstance(sink, SearchSinkDefinition):
+        found = with_document_columns(schema, search_settings(schema.topic, sink, sink.rules))
+    else:
+        found = with_target_columns(schema, table_settings(schema.topic, sink, sink.rules))
+    return {column.id: column.name for column in found.sent}
+
+
+def _transform_of(sink: DeltaSinkDefinition | SearchSinkDefinition, schema: TableSchema) -> Transform | None:
+    rule: SinkRule | SearchRule | None = rule_of(schema.topic, sink.rules)
+    return None if rule is None else rule.transform
+
+
+def _may_omit_columns(sink: DeltaSinkDefinition | SearchSinkDefinition, schema: TableSchema) -> bool:
+    if isinstance(sink, SearchSinkDefinition):
+        return False
+    return table_settings(schema.topic, sink, sink.rules).schema_changes is SchemaChanges.IGNORE
 
 
 def _refusal(rule: Transform) -> str | None:

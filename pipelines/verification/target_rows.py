@@ -153,21 +153,22 @@ def refusal_reason(exc: CdcError) -> str:
 
 
 class SearchTargetRows:
-    """The documents of a table in an opened search index. Values are text, as the source sent them."""
+    """The documents of a table in an opened search index. Values are text, as the source sent them, or masked."""
 
     ranged = False
 
     def __init__(self, index: SearchReader, topic: str) -> None:
         self._index, self._topic = index, topic
+        self._columns = frozenset(index.column_names(topic))
 
     @property
     def refusal(self) -> str | None:
         """Always None, because an index has only current rows and so can always be compared."""
         return None
 
-    def has(self, _name: str) -> bool:
-        """Return True, because a document stores every column of its table."""
-        return True
+    def has(self, name: str) -> bool:
+        """Return whether the documents have a column with this name."""
+        return name in self._columns
 
     def kind(self, _name: str) -> pa.DataType:
         """Return the string type, because a document stores text."""

@@ -17,7 +17,7 @@ SEARCH = "  - {name: find, type: search, path: find}\n"
 
 def test_rows_are_found_by_their_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     definition = write(tmp_path, SOUND + SEARCH)
-    sink = SearchSink("find", str(tmp_path / "find"), ())
+    sink = SearchSink("find", str(tmp_path / "find"))
     sink.open("log-1")
     record = sink.apply(batch([put(1, "blue mug", 10), put(2, "red mug", 10)], 0, 20))
     sink.publish(Published(20, 20_000_000, {record.relation: record}))
@@ -30,6 +30,20 @@ def test_rows_are_found_by_their_words(tmp_path: Path, capsys: pytest.CaptureFix
     assert (found.envelope["result"]["topic"], found.envelope["result"]["position"]) == ("shop.orders", "0/14")
     unknown = run(capsys, "search", "shop.none", "mug", "-c", definition)
     assert (unknown.status, "choose one of these tables: shop.orders" in unknown.errors) == (2, True)
+
+
+def test_documents_of_other_rules_are_not_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sink = SearchSink("find", str(tmp_path / "find"))
+    sink.open("log-1")
+    record = sink.apply(batch([put(1, "blue mug", 10)], 0, 20))
+    sink.publish(Published(20, 20_000_000, {record.relation: record}))
+    sink.close()
+    definition = write(tmp_path, SOUND + SEARCH.replace("}", ", except_column_list: [item]}"))
+
+    refused = run(capsys, "search", "orders", "mug", "-c", definition)
+    assert (refused.status, "blue" in refused.output + refused.errors) == (1, False)
+    assert "CDC-3019" in refused.errors
+    assert "restart the apply process" in refused.errors
 
 
 @pytest.mark.parametrize(

@@ -10,16 +10,17 @@ from pathlib import Path
 import pytest
 import tantivy
 
-from cdc.errors import SinkUnavailable
+from cdc.config import SearchRule, SearchSinkDefinition, Transform
+from cdc.errors import SinkUnavailable, TargetRulesChanged
 from cdc.stores.published_record import Published, TableRecord
 from cdc.stores.search_index_reader import (
     PUBLISHED_ID,
     TERM_BYTES,
+    DocumentRules,
     SearchIndex,
     decode_image,
     document_id,
     layout,
-    named,
     parked_id,
     rows_of,
     stored_image,
@@ -106,8 +107,25 @@ def test_a_document_is_read_by_its_term() -> None:
 def test_a_column_newer_than_the_row_has_its_default() -> None:
     wider = replace(ORDERS, columns=(ID, ITEM, column(9, "note", missing="none")))
 
-    assert named({1: "1", 2: "a"}, wider.to_json().decode()) == {"id": "1", "item": "a", "note": "none"}
-    assert named({1: "1", 9: None}, None) == {"1": "1", "9": None}
+    assert DocumentRules.plain(wider).named({1: "1", 2: "a"}) == {"id": "1", "item": "a", "note": "none"}
+    assert DocumentRules.plain(wider).named({1: "1", 2: "a", 9: None})["note"] is None
+
+
+def test_documents_of_other_rules_than_those_of_the_definition_are_an_error() -> None:
+    found = SearchIndex(index_of((7, "1", 10)))
+    plain = SearchSinkDefinition(type="search", name="find", path="/find")
+    found.check_rules(7, plain)
+    found.check_rules(99, plain)
+    assert (found.differences(plain), found.column_names("shop.orders")) == ([], ["id", "item", "price"])
+    masked = plain.model_copy(
+        update={"rules": (SearchRule(match="shop.*", transform=Transform(mask={"item": "redact"})),)}
+    )
+    for changed in (masked, plain.model_copy(update={"fields": ("item",)})):
+        with pytest.raises(TargetRulesChanged, match=r"in the index of sink .find. were written"):
+            found.check_rules(7, changed)
+        assert [topic for topic, _ in found.differences(changed)] == ["shop.orders"]
+    other = masked.model_copy(update={"rules": (masked.rules[0].model_copy(update={"match": "shop.other"}),)})
+    found.check_rules(7, other)
 
 
 def test_a_missing_index_is_an_error_that_names_its_path(tmp_path: Path) -> None:

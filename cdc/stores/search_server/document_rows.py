@@ -27,13 +27,17 @@ class ShownTable:
     """Ids of the key columns, in their order."""
     missing: Mapping[int, str | None]
     """Column id → value in documents that are older than the column."""
+    rules: str
+    """cdc.config.sinks.search_fingerprint of the rules under which the documents were written."""
 
     @classmethod
     def of(cls, table: TableRecord, mapping: Mapping[str, Any]) -> Self:
         """Return how the documents of a table become rows. mapping: the mapping of its index."""
         meta, schema = mapping["_meta"][META], TableSchema.from_json(table.schema or "")
         columns = [DocumentColumn.from_json(parts) for parts in meta["columns"]]
-        return cls(table.topic, columns, meta["key"], {column.id: column.missing for column in schema.sent})
+        return cls(
+            table.topic, columns, meta["key"], {column.id: column.missing for column in schema.sent}, meta["rules"]
+        )
 
     @property
     def searched(self) -> list[str]:

@@ -19,6 +19,8 @@ class SinkIndex:
     topic: str
     relation: int
     number: int
+    rules: str
+    """Fingerprint of the rules under which its documents were written."""
 
 
 def indexes_of_sink(client: SearchClient, sink: str) -> list[SinkIndex]:
@@ -28,7 +30,7 @@ def indexes_of_sink(client: SearchClient, sink: str) -> list[SinkIndex]:
     for name, index in body.items():
         owner = index["mappings"].get("_meta", {}).get(META, {})
         if owner.get("sink") == sink:
-            found.append(SinkIndex(name, owner["topic"], owner["relation"], number_of(name)))
+            found.append(SinkIndex(name, owner["topic"], owner["relation"], number_of(name), owner["rules"]))
     return sorted(found, key=lambda index: index.name)
 
 

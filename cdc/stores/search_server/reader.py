@@ -10,7 +10,8 @@ from types import MappingProxyType
 from typing import Any, Final, Self
 
 from cdc.config import SearchSinkDefinition
-from cdc.errors import PositionNotReached, SinkUnavailable
+from cdc.config.sinks import search_fingerprint
+from cdc.errors import PositionNotReached, SinkUnavailable, TargetRulesChanged
 from cdc.stores.dead_letter_rows import ParkedRow
 from cdc.stores.published_record import Published, TableRecord
 from cdc.stores.search_index_reader import FoundRow
@@ -83,6 +84,36 @@ class SearchServerReader:
         """The relation of each topic; of a table that was created again, the latest relation."""
         tables = {} if self.published is None else self.published.tables
         return {tables[relation].topic: relation for relation in sorted(tables) if tables[relation].target}
+
+    def column_names(self, topic: str) -> list[str]:
+        """Return the names of the columns that the documents of a table have; empty for an unknown topic."""
+        table = self._table(topic)
+        return [] if table is None else [column.name for column in self._shown(table).columns]
+
+    def check_rules(self, relation: int, sink: SearchSinkDefinition) -> None:
+        """Raise TargetRulesChanged if documents of a table were written under other rules than the definition has.
+
+        Such documents may contain values that the rules hide now.
+        """
+        table = None if self.published is None else self.published.tables.get(relation)
+        if table is None or not table.target:
+            return
+        if self._shown(table).rules != search_fingerprint(table.topic, sink, sink.rules):
+            raise TargetRulesChanged(
+                f"the documents of table {table.topic!r} in index {table.target!r} of sink {sink.name!r} were written "
+                "under other rules than the definition has now",
+                remedy="build a new index: 'cdc replay SINK'; or restore the earlier rule in the definition",
+            )
+
+    def differences(self, sink: SearchSinkDefinition) -> list[tuple[str, TargetRulesChanged]]:
+        """Return (topic, error) for each table whose documents were written under other rules than the definition."""
+        found = list[tuple[str, TargetRulesChanged]]()
+        for topic, relation in self.topics.items():
+            try:
+                self.check_rules(relation, sink)
+            except TargetRulesChanged as exc:
+                found.append((topic, exc))
+        return found
 
     def search(self, topic: str | None, words: str, limit: int = 10) -> list[FoundRow]:
         """Return up to `limit` rows that contain every word, best match first.

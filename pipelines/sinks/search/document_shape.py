@@ -7,15 +7,15 @@ plain values of masked ones, reach neither the index nor its parked rows. A colu
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 import pyarrow as pa
 
-from cdc.config import SearchRule, SearchSettings, Transform, rule_of, search_settings
+from cdc.config import SearchRule, SearchSettings, rule_of, search_settings
 from cdc.config.definition_conflicts import check_named, with_document_columns, with_selected_columns
+from cdc.config.sinks import search_fingerprint
 from cdc.errors import TransformFailed
 from cdc.stores.dead_letter_rows import Image
 from cdc.table import Column, TableSchema
@@ -136,17 +136,28 @@ class DocumentShapes:
             found = self._known[schema] = self._shape(schema)
         return found
 
+    def parks_rows(self, schema: TableSchema) -> bool:
+        """Return whether rows of a table may be parked: not without a key, and not with a transform in Python.
+
+        A row is parked before the Python function changes it. So a parked row could show values that the function
+        hides.
+        """
+        rule = rule_of(schema.topic, self.rules)
+        has_function = rule is not None and rule.transform is not None and rule.transform.python is not None
+        return bool(schema.key) and not has_function
+
     def check_named(self, schema: TableSchema) -> None:
         """Raise SchemaNotApplicable if the rule of a table names a column that the table does not have."""
         check_named(schema, rule_of(schema.topic, self.rules))
 
     def _shape(self, schema: TableSchema) -> DocumentShape:
         rule, settings = rule_of(schema.topic, self.rules), search_settings(schema.topic, self.settings, self.rules)
+        fingerprint = search_fingerprint(schema.topic, self.settings, self.rules)
         policy, selected = self.policy_of(schema.topic), with_selected_columns(schema, settings)
         indexed = {column.id for column in with_document_columns(schema, settings).columns}
         if rule is None or rule.transform is None:
             own = _only(selected, indexed)
-            return DocumentShape(own, own.sent, _fingerprint(settings, None), policy)
+            return DocumentShape(own, own.sent, fingerprint, policy)
         if rule.transform.needs_spark:
             raise TransformFailed(
                 f"the rule of table {schema.topic!r} has 'computed' or 'where', which a search sink cannot apply"
@@ -154,18 +165,11 @@ class DocumentShapes:
         policy, whole = rename_columns(policy, rule.transform.rename), TableTransform.of(rule.transform, selected)
         transform = replace(whole, schema=_only(whole.schema, indexed))
         columns = transform.schema.sent if rule.transform.python is None else _returned_columns(transform, policy)
-        return DocumentShape(transform.schema, columns, _fingerprint(settings, rule.transform), policy, transform)
+        return DocumentShape(transform.schema, columns, fingerprint, policy, transform)
 
 
 def _only(schema: TableSchema, ids: set[int]) -> TableSchema:
     return replace(schema, columns=tuple(column for column in schema.columns if column.id in ids))
-
-
-def _fingerprint(settings: SearchSettings, transform: Transform | None) -> str:
-    """Return the hash of all settings that decide what a document contains."""
-    rules = [settings.model_dump(mode="json"), "" if transform is None else transform.fingerprint]
-    text = json.dumps(rules, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _returned_columns(transform: TableTransform, policy: Policy) -> tuple[Column, ...]:

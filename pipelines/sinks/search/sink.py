@@ -1,8 +1,8 @@
 """Search sink: writes the tables of a sink into one tantivy index, with one commit per batch.
 
-`apply` checks a batch and stores its rows in memory. `publish` writes these rows, the parked rows and the published
-record in one commit of the index. So after a crash the index is as it was at the last publish, and the batch is applied
-again.
+`apply` checks a batch and stores its rows in memory, masked and without hidden columns. `publish` writes these rows,
+the parked rows, the published record and the rules of the documents in one commit of the index. So after a crash the
+index is as it was at the last publish, and the batch is applied again.
 
 The sink has the only writer of the index from `open` to `close`. The writer has a file lock (flock). The operating
 system releases the lock when the process ends. So `open` fails for a second driver on the same machine.
@@ -13,12 +13,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,25 +25,43 @@ import structlog
 import tantivy
 
 from cdc.config import DeadLetterSettings
-from cdc.errors import MissingBase, SchemaNotApplicable, SinkFenced, SinkOfAnotherLog, SinkUnavailable
+from cdc.errors import (
+    MissingBase,
+    SchemaNotApplicable,
+    SinkFenced,
+    SinkOfAnotherLog,
+    SinkUnavailable,
+    TargetRulesChanged,
+)
 from cdc.failpoint import hit
 from cdc.position import Position
-from cdc.stores.dead_letter_rows import DeadLetterEntry, Image, Key, ParkedRow
+from cdc.stores.dead_letter_rows import Image, Key, ParkedRow
 from cdc.stores.search_index_reader import (
     OWNER_ID,
-    PARKED_TOPIC,
     PUBLISHED_ID,
+    RULES_ID,
+    DocumentRules,
     decode_image,
     document_id,
     layout,
-    parked_id,
     parked_rows,
-    rows_of,
     stored_image,
+    stored_rules,
 )
-from cdc.table import Column, TableSchema
-from pipelines.sinks.contract import NONE_PARKED, Published, RefusedRow, TableBatch, TableRecord, TargetState
+from cdc.table import TableSchema
+from pipelines.sinks.contract import NONE_PARKED, ImageMask, Published, RefusedRow, TableBatch, TableRecord, TargetState
 from pipelines.sinks.record_after_batch import applied_state
+from pipelines.sinks.search.document_shape import DocumentShape, DocumentShapes
+from pipelines.sinks.search.documents import (
+    DeadLetterDocuments,
+    PendingTable,
+    divide_rows,
+    masked_upserts,
+    replace_reserved,
+    rules_of_shape,
+    rules_text,
+)
+from pipelines.sinks.search.rule_changes import check_follows, follow_rules, rewrite_documents
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -65,38 +82,15 @@ NO_ROWS: Final = pa.schema(
     ]
 ).empty_table()
 """An empty table with the columns that this module reads, for a batch without rows (for example, only a truncate)."""
-TEXT_TYPES: Final = frozenset({19, 25, 1042, 1043, 1009, 1015})
-"""OIDs of the text types and their arrays, whose words can be searched. citext has no fixed OID; its name is used."""
-
 log = structlog.get_logger("apply")
-
-
-@dataclass(frozen=True, slots=True)
-class PendingTable:
-    """A batch of one table that `publish` will write: `publish` first deletes documents, then it adds rows."""
-
-    schema: TableSchema
-    upto: int
-    erase_all: bool
-    """Whether a truncate deletes all documents of the table."""
-    erase_below: int | None
-    """If a full copy ended in the batch, the position of its start; older documents are deleted. Otherwise None."""
-    rows: pa.Table
-    """The folded rows of the batch that the index does not have yet, with at least the columns of NO_ROWS."""
-    completed: Mapping[int, Mapping[int, str | None] | None] = field(default_factory=dict)
-    """Number of a row with a partial image → its complete image.
-
-    None instead of an image means that the row is not written: a running full copy has not copied its base row yet.
-    """
 
 
 class SearchSink:
     """Implements pipelines.sinks.contract.ParkingSink; the target of all tables is one tantivy index.
 
     Applying a batch twice has the same effect as applying it once. The sink refuses tables without a key, because each
-    document needs an id. The only rows that it parks are partial images without a base row. fields: names of the
-    columns whose words can be searched; empty means every column of a text type. dead_letters: how many rows of a table
-    may be parked.
+    document needs an id. The only rows that it parks are partial images without a base row. shapes: which columns and
+    masks the documents of each table have. dead_letters: how many rows of a table may be parked.
     """
 
     parallel = 1
@@ -104,17 +98,25 @@ class SearchSink:
     parallel_from = 0
 
     def __init__(
-        self, name: str, path: str | Path, fields: Sequence[str] = (), dead_letters: DeadLetterSettings = NONE_PARKED
+        self,
+        name: str,
+        path: str | Path,
+        shapes: DocumentShapes | None = None,
+        dead_letters: DeadLetterSettings = NONE_PARKED,
     ) -> None:
         self.name = name
         self.parked = DeadLetterDocuments()
         self._path = Path(path)
-        self._fields = frozenset(fields)
+        self._shapes = DocumentShapes() if shapes is None else shapes
         self._dead_letters = dead_letters
         self._index: tantivy.Index | None = None
         self._writer: tantivy.IndexWriter | None = None
         self._record: bytes | None = None
         self._published: Published | None = None
+        self._rules: dict[int, DocumentRules] = {}
+        """Relation → rules of its documents in the index."""
+        self._stopped: dict[int, TargetRulesChanged] = {}
+        """Relation → why its documents cannot follow the rules."""
         self._pending: dict[int, PendingTable] = {}
 
     def attach(self, spark: SparkSession) -> None:
@@ -123,8 +125,9 @@ class SearchSink:
     def open(self, log_id: str) -> Published | None:
         """Open the index for writing and return its published record, None if nothing was published.
 
-        Batches that were applied and not published are dropped. Raises SinkUnavailable if another process has the
-        writer of the index, and SinkOfAnotherLog for an index of another log or with another layout.
+        Batches that were applied and not published are dropped. If the rules of the sink changed, the documents are
+        made to follow them; see `rule_changes`. Raises SinkUnavailable if another process has the writer of the index,
+        and SinkOfAnotherLog for an index of another log or with another layout.
         """
         self.close()
         self._path.mkdir(parents=True, exist_ok=True)
@@ -135,21 +138,22 @@ class SearchSink:
         self._writer = self._take_writer(self._index)
         try:
             self._claim(log_id)
+            self._load()
+            self._follow_rules()
+            # a process that was killed after a commit leaves the files that the commit replaced
+            self._writer.garbage_collect_files()
         except BaseException:
             self.close()
             raise
-        self._record = self._stored(PUBLISHED_ID)
-        self._published = None if self._record is None else Published.from_json(self._record.decode())
-        self.parked.load(self._stored_parked())
         return self._published
 
     def parking_limits(self, schema: TableSchema) -> DeadLetterSettings:
         """See ParkingSink.parking_limits. For a table without a key, no row is parked: `apply` refuses the table."""
-        return self._dead_letters if schema.key else NONE_PARKED
+        return self._dead_letters if self._shapes.parks_rows(schema) else NONE_PARKED
 
-    def image_mask(self, schema: TableSchema) -> Callable[[Image], Image]:  # noqa: ARG002 - an index hides nothing
+    def image_mask(self, schema: TableSchema) -> ImageMask:
         """See ParkingSink.image_mask."""
-        return dict
+        return self._shapes.of(schema).parked_image
 
     def keeps_history(self, schema: TableSchema) -> bool:  # noqa: ARG002 - an index has only current rows
         """See ParkingSink.keeps_history."""
@@ -176,23 +180,28 @@ class SearchSink:
         changes nothing if the table failed at a position before the start of the batch. In both cases the published
         record of the table is returned.
 
-        Raises MissingBase for a partial image without a base row, and SchemaNotApplicable for a table without a key.
-        After such an error the documents of the table do not change.
+        Raises MissingBase for a partial image without a base row, SchemaNotApplicable for a table without a key, and
+        the errors of `DocumentShapes.of`. Raises TargetRulesChanged if the documents of the table cannot follow the
+        rules. After such an error the documents of the table do not change.
         """
         relation = batch.schema.relation
         current = self._published_record(relation)
         if current is not None and (current.position >= batch.upto or _refuses(current, batch)):
             return current
         self._pending.pop(relation, None)
+        shape = self._shape(batch.schema, current)
         floor = current.position if current is not None else -1
-        rows = self._new_rows(batch, floor)
+        deleted, upserts = divide_rows(self._new_rows(batch, floor))
+        texts = masked_upserts(upserts, shape)
         self._pending[relation] = PendingTable(
             schema=batch.schema,
+            rules=rules_of_shape(shape),
             upto=batch.upto,
             erase_all=batch.truncated is not None and batch.truncated[0] > floor,
             erase_below=batch.generation,
-            rows=rows,
-            completed=self._complete(batch, rows),
+            deleted=deleted,
+            upserts=texts,
+            completed=self._complete(batch, upserts, texts, shape),
         )
         return TableRecord(
             relation=relation,
@@ -216,20 +225,14 @@ class SearchSink:
             raise SinkFenced(
                 f"another process published to search index {str(self._path)!r} after this process last read it"
             )
-        content = record.to_json()
+        written = [pending for pending in self._pending.values() if _is_listed(record, pending)]
         with self._undone_on_error(writer):
-            written = [pending for pending in self._pending.values() if _is_listed(record, pending)]
             for pending in written:
-                self._write(writer, pending)
+                pending.write(self._open_index(), writer)
                 self.parked.put(writer, pending.schema.relation)
-            _replace_reserved(writer, PUBLISHED_ID, content)
-            hit("search_before_commit")
-            writer.commit()
-        hit("search_after_commit")
-        self._open_index().reload()
+            self._commit(record, self._rules | {pending.schema.relation: pending.rules for pending in written})
         self.parked.committed(pending.schema.relation for pending in written)
         self._pending.clear()
-        self._record, self._published = content.encode(), record
 
     def pin(self, record: Published) -> str:
         """Keep the published cut readable; return the path of a directory with hard links to the files of the index."""
@@ -260,6 +263,58 @@ class SearchSink:
         self._writer = None
         self._index = None
 
+    def _commit(self, record: Published, rules: dict[int, DocumentRules]) -> None:
+        """Commit what the writer has, with the record, and with the rules if they changed."""
+        writer, content = self._open_writer(), record.to_json()
+        replace_reserved(writer, PUBLISHED_ID, content)
+        if rules != self._rules:
+            replace_reserved(writer, RULES_ID, rules_text(rules))
+        hit("search_before_commit")
+        writer.commit()
+        hit("search_after_commit")
+        self._open_index().reload()
+        self._rules, self._record, self._published = rules, content.encode(), record
+
+    def _load(self) -> None:
+        """Read the published record, the rules and the parked rows of the index."""
+        index = self._open_index()
+        self._record = self._stored(PUBLISHED_ID)
+        self._published = None if self._record is None else Published.from_json(self._record.decode())
+        self._rules = stored_rules(index.searcher(), index.schema)
+        self.parked.load(self._stored_parked())
+
+    def _follow_rules(self) -> None:
+        """Make the documents follow the rules of the sink, and stop the tables whose documents cannot follow them."""
+        self._stopped = {}
+        if self._published is None:
+            return
+        followed = follow_rules(self._published, self._rules, self._shapes, self.name)
+        self._stopped = followed.errors
+        if followed.record == self._published and not followed.changes:
+            return
+        writer = self._open_writer()
+        with self._undone_on_error(writer):
+            if followed.changes:
+                # before the commit: a process that is killed after it does not come back here
+                shutil.rmtree(self._cuts, ignore_errors=True)
+                rewrite_documents(self._open_index(), writer, followed)
+                self._rules = {}  # the document with the rules was deleted, so it has to be written
+            self._commit(followed.record, followed.rules)
+        log.info("the index follows the changed rules of its sink", sink=self.name, tables=len(followed.changes))
+        self._load()
+
+    def _shape(self, schema: TableSchema, current: TableRecord | None) -> DocumentShape:
+        """Return the shape of a table's documents. Raises the errors that `apply` describes."""
+        if (error := self._stopped.get(schema.relation)) is not None:
+            raise error
+        shape = self._shapes.of(schema)
+        if current is None:
+            self._shapes.check_named(schema)
+        elif current.schema is not None:
+            before = TableSchema.from_json(current.schema)
+            check_follows(self._rules.get(schema.relation) or DocumentRules.plain(before), shape, before, schema)
+        return shape
+
     @property
     def _cuts(self) -> Path:
         return self._path.with_name(f"{self._path.name}.cuts")
@@ -288,7 +343,7 @@ class SearchSink:
         owner = self._stored(OWNER_ID)
         if owner is None:
             writer = self._open_writer()
-            _replace_reserved(writer, OWNER_ID, log_id)
+            replace_reserved(writer, OWNER_ID, log_id)
             writer.commit()
             self._open_index().reload()
         elif owner.decode() != log_id:
@@ -343,26 +398,30 @@ class SearchSink:
             if op == "u" and not complete:
                 yield number, self._stored(document_id(schema.relation, base if base is not None else key))
 
-    def _complete(self, batch: TableBatch, rows: pa.Table) -> dict[int, dict[int, str | None] | None]:
+    def _complete(
+        self, batch: TableBatch, upserts: pa.Table, texts: pa.Table, shape: DocumentShape
+    ) -> dict[int, Image | None]:
         """Return row number → complete image, for each partial image.
 
-        The image is None if a running full copy has not copied the base row yet. Raises MissingBase if no copy is
-        running and the base row is missing.
+        texts: the masked texts of the upserts. The image is None if a running full copy has not copied the base row
+        yet. Raises MissingBase if no copy is running and the base row is missing.
         """
-        schema, completed = batch.schema, dict[int, dict[int, str | None] | None]()
-        for number, stored in self._bases(schema, rows):
+        completed, missing = dict[int, Image | None](), shape.missing
+        for number, stored in self._bases(batch.schema, upserts):
             if stored is None and batch.is_copying:
                 completed[number] = None
                 continue
             if stored is None:
-                raise _no_base(schema, rows, number)
-            earlier = decode_image(stored)
-            sent = dict(rows["after"][number].as_py() or [])
-            completed[number] = {c.id: sent.get(c.id, earlier.get(c.id, c.missing)) for c in schema.sent}
+                raise _no_base(batch.schema, upserts, number)
+            earlier, sent = decode_image(stored), {column for column, _ in upserts["after"][number].as_py() or ()}
+            completed[number] = {
+                column: texts[str(column)][number].as_py() if column in sent else earlier.get(column, default)
+                for column, default in missing.items()
+            }
         if waiting := sum(image is None for image in completed.values()):
             log.debug(
                 "partial images are left out, because the running full copy will write their rows",
-                table=schema.topic,
+                table=batch.schema.topic,
                 images=waiting,
             )
         return completed
@@ -377,26 +436,6 @@ class SearchSink:
                 f"cannot commit to search index {str(self._path)!r}: {error}",
                 remedy="check free space and permissions of the index directory; the sink retries until it can commit",
             ) from error
-
-    def _write(self, writer: tantivy.IndexWriter, pending: PendingTable) -> None:
-        schema, relation = self._open_index().schema, pending.schema.relation
-        if pending.erase_all:
-            writer.delete_documents_by_query(rows_of(schema, relation))
-        elif pending.erase_below is not None:
-            writer.delete_documents_by_query(rows_of(schema, relation, below=pending.erase_below))
-        searched = [c for c in pending.schema.sent if self._searched(c)]
-        for number, row in enumerate(_rows(pending.rows)):
-            image = pending.completed.get(number, dict(row["after"] or []))
-            if image is None:
-                continue
-            writer.delete_documents_by_term("_id", document_id(relation, row["key"]))
-            if row["op"] == "u":
-                writer.add_document(_document(pending.schema, row, image, searched))
-
-    def _searched(self, column: Column) -> bool:
-        if self._fields:
-            return column.name in self._fields
-        return column.value_type[0] in TEXT_TYPES or column.type_name.rpartition(".")[2] == "citext"
 
 
 def _is_listed(record: Published, pending: PendingTable) -> bool:
@@ -415,38 +454,6 @@ def _refuses(current: TableRecord, batch: TableBatch) -> bool:
     return current.state == TargetState.FAILED and batch.after > current.position
 
 
-def _rows(rows: pa.Table) -> Iterator[dict[str, Any]]:
-    for batch in rows.select(["op", "key", "position", "ordinal", "after"]).to_batches(max_chunksize=4096):
-        yield from batch.to_pylist()
-
-
-def _document(
-    schema: TableSchema, row: Mapping[str, Any], image: Mapping[int, str | None], searched: Sequence[Column]
-) -> tantivy.Document:
-    document = tantivy.Document()
-    document.add_text("_id", document_id(schema.relation, row["key"]))
-    document.add_unsigned("_relation", schema.relation)
-    document.add_text("_topic", schema.topic)
-    document.add_bytes("_key", json.dumps(row["key"], ensure_ascii=False).encode())
-    document.add_unsigned("_position", row["position"])
-    document.add_unsigned("_ordinal", row["ordinal"])
-    document.add_bytes("_image", json.dumps(dict(image), ensure_ascii=False).encode())
-    texts = {c.name: text for c in searched if (text := image.get(c.id)) is not None}
-    for text in texts.values():
-        document.add_text("_text", text)
-    # tantivy parses a text that begins like an RFC 3339 time, and panics if the time is out of its range
-    document.add_json("_fields", {name: f" {text}" for name, text in texts.items()})
-    return document
-
-
-def _replace_reserved(writer: tantivy.IndexWriter, identity: str, content: str) -> None:
-    writer.delete_documents_by_term("_id", identity)
-    document = tantivy.Document()
-    document.add_text("_id", identity)
-    document.add_bytes("_image", content.encode())
-    writer.add_document(document)
-
-
 def _linked(index: Path, cut: Path) -> bool:
     """Link the committed files of the index into directory `cut`. Return False if tantivy removed a file during the
     linking.
@@ -462,57 +469,3 @@ def _linked(index: Path, cut: Path) -> bool:
     except (FileNotFoundError, ValueError):
         return False
     return True
-
-
-class DeadLetterDocuments:
-    """Implements pipelines.sinks.contract.ParkedRows: the parked rows of a search sink, as documents of its index.
-
-    One commit of the index writes rows, published record and parked rows together. So changes of the parked rows stay
-    in memory until SearchSink.publish calls `put`.
-    """
-
-    def __init__(self) -> None:
-        self._stored: dict[int, Mapping[Key, ParkedRow]] = {}
-        """Relation → its parked rows as the index has them."""
-        self._parked: dict[int, Mapping[Key, ParkedRow]] = {}
-
-    def load(self, stored: Mapping[int, Mapping[Key, ParkedRow]]) -> None:
-        """Set the parked rows to those that the index stores; drop unpublished changes. stored: by relation and key."""
-        self._stored, self._parked = dict(stored), dict(stored)
-
-    def rows_of(self, relation: int) -> Mapping[Key, ParkedRow]:
-        """See ParkedRows.rows_of."""
-        return self._parked.get(relation, {})
-
-    def write(self, relation: int, after: int, entries: Iterable[DeadLetterEntry]) -> None:
-        """Do nothing, because the entries become durable in `publish`, together with the rows of the batch."""
-
-    def confirm(self, relation: int, rows: Mapping[Key, ParkedRow]) -> None:
-        """See ParkedRows.confirm."""
-        self._parked[relation] = rows
-
-    def put(self, writer: tantivy.IndexWriter, relation: int) -> None:
-        """Add and delete documents, so that the next commit of `writer` stores exactly the parked rows of the table.
-
-        The caller commits.
-        """
-        stored, parked = self._stored.get(relation, {}), self.rows_of(relation)
-        for key in stored.keys() | parked.keys():
-            row = parked.get(key)
-            if row == stored.get(key):
-                continue
-            writer.delete_documents_by_term("_id", parked_id(relation, key))
-            if row is not None:
-                writer.add_document(_parked_document(row))
-
-    def committed(self, relations: Iterable[int]) -> None:
-        """Record that the commit with the parked rows of these tables succeeded."""
-        self._stored |= {relation: self.rows_of(relation) for relation in relations}
-
-
-def _parked_document(row: ParkedRow) -> tantivy.Document:
-    document = tantivy.Document()
-    document.add_text("_id", parked_id(row.relation, row.key))
-    document.add_text("_topic", PARKED_TOPIC)
-    document.add_bytes("_image", json.dumps(DeadLetterEntry(row).to_json(), ensure_ascii=False).encode())
-    return document

@@ -2,8 +2,8 @@
 
 The file `meta.json` of a tantivy index lists its live segments. First, the files of the new segments are linked into
 the old directory under their own unique names. Then a rename replaces the old `meta.json` by the new one. A reader sees
-either the old index or the new one. A reader that is already open continues with the old segments. The next commit of
-the sink removes the old segments.
+either the old index or the new one. A reader that is already open continues with the old segments, whose files are
+deleted after the rename: they may contain values that the rules of the sink now hide.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
+
+import tantivy
 
 from cdc import atomic_file
 from cdc.config import DeadLetterSettings
@@ -23,7 +25,8 @@ from cdc.failpoint import hit
 from cdc.stores.published_record import Published, TableRecord
 from cdc.table import TableSchema
 from pipelines.sinks.contract import NONE_PARKED
-from pipelines.sinks.search.sink import SearchSink
+from pipelines.sinks.search.document_shape import DocumentShapes
+from pipelines.sinks.search.sink import WRITER_BYTES, SearchSink
 
 META: Final = "meta.json"
 """Name of the file that lists the live segments; tantivy reads this file first."""
@@ -40,14 +43,18 @@ class StagedSearch:
     """
 
     def __init__(
-        self, name: str, path: str | Path, fields: Sequence[str] = (), dead_letters: DeadLetterSettings = NONE_PARKED
+        self,
+        name: str,
+        path: str | Path,
+        shapes: DocumentShapes | None = None,
+        dead_letters: DeadLetterSettings = NONE_PARKED,
     ) -> None:
         self._path = Path(path)
         self.erased: dict[str, int] = {}
         """See StagedTarget.erased. Always empty, because `put` replaces every file of the old index anyway."""
         self._staged = self._path.with_name(f"{self._path.name}.replay")
-        self.sink = SearchSink(f"{name} (replay)", self._staged, fields, dead_letters)
-        self._old = SearchSink(name, path, fields)
+        self.sink = SearchSink(f"{name} (replay)", self._staged, shapes, dead_letters)
+        self._old = SearchSink(name, path, shapes)
         self._log_id = ""
 
     def forget_earlier(self, schemas: Mapping[int, TableSchema]) -> None:  # noqa: ARG002 - an index is one for all
@@ -77,6 +84,7 @@ class StagedSearch:
         put_index(self._staged, self._path)
         hit("replay_after_table")
         self.discard()
+        remove_unused_files(self._path)
         shutil.rmtree(self._staged, ignore_errors=True)
         return published
 
@@ -86,6 +94,15 @@ class StagedSearch:
         """
         self.sink.close()
         self._old.close()
+
+
+def remove_unused_files(path: Path) -> None:
+    """Delete the files of the index in directory `path` that its META does not list, such as those of an old index.
+
+    Does nothing if a process has the writer of the index, because a sink deletes such files when it opens the index.
+    """
+    with suppress(ValueError):
+        tantivy.Index.open(str(path)).writer(heap_size=WRITER_BYTES, num_threads=1).garbage_collect_files()
 
 
 def put_index(new: Path, old: Path) -> None:

@@ -101,7 +101,7 @@ class SearchServerSink:
 
     def parking_limits(self, schema: TableSchema) -> DeadLetterSettings:
         """See ParkingSink.parking_limits. For a table without a key, no row is parked: `apply` refuses the table."""
-        return self._sink.dead_letters if schema.key else NONE_PARKED
+        return self._sink.dead_letters if self._shapes.parks_rows(schema) else NONE_PARKED
 
     def image_mask(self, schema: TableSchema) -> Callable[[Image], Image]:
         """See ParkingSink.image_mask."""

@@ -12,11 +12,12 @@ from dataclasses import replace
 from http import HTTPStatus
 
 from cdc.config import SearchSinkDefinition
+from cdc.config.sinks import search_fingerprint
 from cdc.failpoint import hit
 from cdc.stores.published_record import Published, TableRecord
 from cdc.stores.search_server.client import SearchClient
 from cdc.stores.search_server.index_names import number_of
-from cdc.stores.search_server.old_indexes import indexes_of_sink
+from cdc.stores.search_server.old_indexes import indexes_of_sink, unused
 from cdc.stores.search_server.sink_state import SinkState, published_indexes
 from cdc.table import TableSchema
 from pipelines.sinks.search_server.sink import SearchServerSink, staged_name
@@ -31,7 +32,7 @@ class StagedSearchServer:
     def __init__(self, sink: SearchSinkDefinition) -> None:
         self._definition = sink
         self.erased: dict[str, int] = {}
-        """See StagedTarget.erased. Always empty, because old indexes are removed only by a command."""
+        """See StagedTarget.erased. Old indexes that follow the present rules stay until a command removes them."""
         self.sink = SearchServerSink(sink, staged=True)
         self._old = SearchServerSink(sink)
 
@@ -64,8 +65,13 @@ class StagedSearchServer:
         self._old.adopt(self.sink, published)
         hit("replay_after_table")
         self.discard()
-        with SearchClient(self._definition.access, self._definition.engine) as client:
-            SinkState(client, staged_name(self._definition.name)).remove()
+        sink = self._definition
+        with SearchClient(sink.access, sink.engine) as client:
+            for index in unused(indexes_of_sink(client, sink.name), published):
+                if index.rules != search_fingerprint(index.topic, sink, sink.rules):
+                    client.ask("DELETE", f"/{index.name}", allowed=(HTTPStatus.NOT_FOUND,))
+                    self.erased[index.name] = 1
+            SinkState(client, staged_name(sink.name)).remove()
         return published
 
     def discard(self) -> None:

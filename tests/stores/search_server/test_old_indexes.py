@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cdc.config.sinks import search_fingerprint
 from cdc.stores.published_record import Published, TableRecord, TargetState
 from cdc.stores.search_server.client import SearchClient
 from cdc.stores.search_server.old_indexes import SinkIndex, indexes_of_sink, unused
@@ -20,11 +21,13 @@ def test_only_the_indexes_of_the_sink_are_found(opensearch):
     with SearchClient(find.access, "opensearch") as client:
         found = [index for index in indexes_of_sink(client, "find") if index.name.startswith(opensearch.prefix)]
 
-    assert found == [SinkIndex(record.target, "shop.orders", record.relation, 1)]
+    assert found == [
+        SinkIndex(record.target, "shop.orders", record.relation, 1, search_fingerprint("shop.orders", find, ()))
+    ]
 
 
 def test_an_index_is_unused_if_the_published_record_does_not_name_it():
-    indexes = [SinkIndex(f"orders.r1.{number}", "shop.orders", 1, number) for number in (1, 2, 3)]
+    indexes = [SinkIndex(f"orders.r1.{number}", "shop.orders", 1, number, "") for number in (1, 2, 3)]
     table = TableRecord(
         relation=1,
         topic="shop.orders",

@@ -12,13 +12,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from cdc.config import SearchSettings
 from cdc.errors import MissingBase, SchemaNotApplicable, SinkFenced, SinkOfAnotherLog, SinkUnavailable
 from cdc.failpoint import VARIABLE
 from cdc.stores.published_record import TargetState
 from cdc.stores.search_index_reader import PUBLISHED_ID, SearchIndex
 from cdc.table import Column, ReplicaIdentity, TableSchema, TableState
 from pipelines.sinks.contract import Published, TableBatch, TableRecord
-from pipelines.sinks.search.sink import SearchSink, _replace_reserved
+from pipelines.sinks.search.document_shape import DocumentShapes
+from pipelines.sinks.search.documents import replace_reserved
+from pipelines.sinks.search.sink import SearchSink
 from tests.fixtures import forked
 
 LOG = "6b1f8b64-0000-0000-0000-000000000001"
@@ -118,12 +121,14 @@ def test_a_row_keeps_every_column_and_null_stays_null(sink: SearchSink, path: Pa
     assert row.source == {"id": "2", "name": "red mug", "description": None}
 
 
-def test_only_the_configured_columns_are_searched(path: Path) -> None:
-    narrow = SearchSink("find", path, ("description",))
+def test_only_the_configured_columns_are_stored_and_searched(path: Path) -> None:
+    narrow = SearchSink("find", path, DocumentShapes(SearchSettings(fields=("description",))))
     narrow.open(LOG)
     publish(narrow, batch(0, 10, upsert(BLUE, 5)))
     narrow.close()
-    assert (found(path, "tea"), found(path, "mug")) == ({"blue mug"}, set())
+    (row,) = SearchIndex.open(path).search("shop.products", "tea")
+    assert row.source == {"id": "1", "description": "holds tea"}
+    assert SearchIndex.open(path).search("shop.products", "mug") == []
 
 
 def test_nothing_is_seen_before_it_is_published(sink: SearchSink, path: Path) -> None:
@@ -268,7 +273,7 @@ def test_a_second_driver_is_refused_while_the_first_lives(sink: SearchSink, path
 def test_a_record_that_another_driver_wrote_is_never_overwritten(sink: SearchSink, path: Path) -> None:
     record = sink.apply(batch(0, 10, upsert(BLUE, 5)))
     writer = sink._open_writer()
-    _replace_reserved(writer, PUBLISHED_ID, cut(99).to_json())
+    replace_reserved(writer, PUBLISHED_ID, cut(99).to_json())
     writer.commit()
     with pytest.raises(SinkFenced):
         sink.publish(cut(10, record))

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from cdc.config import SearchSettings
 from cdc.errors import SinkUnavailable
 from cdc.stores.search_index_reader import SearchIndex
 from cdc.table import TableSchema
 from pipelines.sinks.contract import Published
+from pipelines.sinks.search.document_shape import DocumentShapes
 from pipelines.sinks.search.sink import SearchSink
-from pipelines.sinks.search.staged_index import MANAGED, META, StagedSearch, put_index
+from pipelines.sinks.search.staged_index import MANAGED, META, StagedSearch, put_index, remove_unused_files
 from tests.pipelines.sinks.search.test_sink import BLUE, LOG, PRODUCTS, RED, batch, names, publish, upsert
 
 
@@ -69,6 +71,41 @@ def test_a_replay_publishes_its_rows_under_the_path_of_the_sink(old: Path, stage
     assert names(old) == {"2": "red mug"}
     assert not old.with_name("index.replay").exists()
     assert staged.erased == {}
+
+
+def test_a_replay_leaves_no_file_of_the_old_index(old: Path) -> None:
+    former = {path.name for path in old.iterdir()} - {META, MANAGED}
+    staged = StagedSearch("find", old)
+    staged.open_published(LOG)
+    staged.sink.open(LOG)
+    staged.put(publish(staged.sink, batch(0, 10, upsert(RED, 5))), {})
+
+    assert not {name for name in former if (old / name).exists() and not name.endswith(".lock")}
+    assert names(old) == {"2": "red mug"}
+
+
+def test_a_replay_under_other_rules_removes_the_kept_cuts_of_the_old_index(old: Path) -> None:
+    sink = SearchSink("find", old)
+    opened = sink.open(LOG)
+    assert opened is not None
+    cut = Path(sink.pin(opened))
+    sink.close()
+    for shapes, kept in ((DocumentShapes(), True), (DocumentShapes(SearchSettings(fields=("name",))), False)):
+        staged = StagedSearch("find", old, shapes)
+        staged.open_published(LOG)
+        staged.sink.open(LOG)
+        staged.put(publish(staged.sink, batch(0, 10, upsert(RED, 5))), {})
+        assert cut.exists() is kept
+    (row,) = SearchIndex.open(old).documents("shop.products")
+    assert row.source == {"id": "2", "name": "red mug"}
+
+
+def test_the_files_of_an_index_that_a_driver_has_open_are_left_to_it(old: Path) -> None:
+    sink = SearchSink("find", old)
+    sink.open(LOG)
+    remove_unused_files(old)
+    sink.close()
+    assert names(old) == {"1": "blue mug"}
 
 
 def test_while_a_replay_runs_no_driver_opens_the_index(old: Path, staged: StagedSearch) -> None:
