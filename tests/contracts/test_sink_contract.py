@@ -6,15 +6,12 @@ it with `Store.require`; the sink that does not make the promise says why.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-from cdc.config import SearchSinkDefinition
 from cdc.errors import (
     MissingBase,
     SchemaNotApplicable,
@@ -24,125 +21,19 @@ from cdc.errors import (
     ValueNotRepresentable,
 )
 from cdc.stores.lake_reader import read_target
-from cdc.stores.search_index_reader import SearchIndex
-from cdc.stores.search_server.reader import SearchServerReader
 from cdc.table import TableState
-from pipelines.sinks.contract import Published, Sink, TableBatch, TableRecord, TargetState
+from pipelines.sinks.contract import TableBatch, TargetState
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
-from pipelines.sinks.delta.staged_targets import StagedDelta
-from pipelines.sinks.search.sink import SearchSink
-from pipelines.sinks.search.staged_index import StagedSearch
-from pipelines.sinks.search_server.sink import SearchServerSink
-from pipelines.sinks.search_server.staged_indexes import StagedSearchServer
 from tests.contracts.folded import ID, ITEM, ORDERS, PRICE, batch, column, gone, part, put, with_one_delta_writer
-from tests.fixtures.search_sinks import search_sink
+from tests.contracts.sink_stores import KINDS, LOG, Store, items, merge, publish, store_under
 
-LOG = "log-1"
 COPYING = replace(ORDERS, state=TableState.SNAPSHOTTING)
-NOT_IN_AN_INDEX: Final = {
-    "merged before it is published": "an index has nothing of a batch before it is published",
-    "typed columns": "an index stores every value as text, under any name",
-    "one target per table": "an index finds documents by relation, so two relations of one name are apart",
-    "several drivers may open it": "an index refuses a second driver at `open`, by a lock of the operating system",
-    "records the end of a copy": "an index records no end of a copy; the state comes from the table",
-}
 
 
-@dataclass
-class Store:
-    """One kind of sink at one path: opens drivers and reads what they wrote."""
-
-    make: Callable[[], Sink]
-    rows: Callable[[TableRecord], dict[str, dict[str, Any]]]
-    stage: Callable[[], StagedDelta | StagedSearch | StagedSearchServer]
-    missing: Mapping[str, str] = field(default_factory=dict)
-    """Promise → why the sink does not make it."""
-    publishes: int = 110
-    """Enough for a clean-up of the published record."""
-
-    def opened(self, log_id: str = LOG) -> Sink:
-        sink = self.make()
-        sink.open(log_id)
-        return sink
-
-    def require(self, promise: str) -> None:
-        if promise in self.missing:
-            pytest.skip(self.missing[promise])
-
-
-def delta_rows(record: TableRecord) -> dict[str, dict[str, Any]]:
-    rows = read_target(record.target, record.version).read_all().to_pylist()
-    plain = [
-        {name: None if value is None else str(value) for name, value in row.items() if not name.startswith("_")}
-        for row in rows
-    ]
-    return {row["id"]: {**row} for row in plain if row["id"]}
-
-
-def index_rows(record: TableRecord) -> dict[str, dict[str, Any]]:
-    return {
-        row.key[0]: dict(row.source) for row in SearchIndex.open(record.target).documents(record.topic) if row.key[0]
-    }
-
-
-NOT_IN_A_SEARCH_SERVER: Final = {
-    "merged before it is published": "an index does not record the end of a batch before it is published",
-    "typed columns": "a document stores every value, also one that its field does not take",
-    "one target per table": "every relation has an index of its own",
-    "records the end of a copy": "an index records no end of a copy; the state comes from the table",
-}
-
-
-def server_rows(sink: SearchSinkDefinition) -> Callable[[TableRecord], dict[str, dict[str, Any]]]:
-    def rows(record: TableRecord) -> dict[str, dict[str, Any]]:
-        found = SearchServerReader.open(sink).documents(record.topic)
-        return {row.key[0]: dict(row.source) for row in found if row.key[0]}
-
-    return rows
-
-
-@pytest.fixture(params=["indexed", "delta-rs", pytest.param("spark", marks=pytest.mark.slow), "search", "opensearch"])
-def store(request, tmp_path: Path) -> Store:
-    if request.param == "opensearch":
-        sink = search_sink(request.getfixturevalue("opensearch"))
-        return Store(
-            lambda: SearchServerSink(sink),
-            server_rows(sink),
-            lambda: StagedSearchServer(sink),
-            NOT_IN_A_SEARCH_SERVER,
-            publishes=10,
-        )
-    if request.param == "search":
-        index = f"{tmp_path}/find"
-        return Store(
-            lambda: SearchSink("find", index),
-            index_rows,
-            lambda: StagedSearch("find", index),
-            NOT_IN_AN_INDEX,
-            publishes=10,
-        )
-    spark = request.getfixturevalue("spark") if request.param == "spark" else None
-    settings = DeltaSettings("lake", f"{tmp_path}/lake/{{schema}}/{{table}}", Writer(request.param))
-    return Store(lambda: DeltaSink(settings, spark), delta_rows, lambda: StagedDelta(settings))
-
-
-def publish(sink: Sink, *records: TableRecord, position: int | None = None) -> Published:
-    position = max(record.position for record in records) if position is None else position
-    published = Published(position, 0, {record.relation: record for record in records})
-    sink.publish(published)
-    return published
-
-
-def merge(sink: Sink, whole: TableBatch) -> TableRecord:
-    """One round: apply and publish."""
-    record = sink.apply(whole)
-    publish(sink, record)
-    return record
-
-
-def items(store: Store, record: TableRecord) -> dict[str, str]:
-    return {key: row["item"] for key, row in store.rows(record).items()}
+@pytest.fixture(params=KINDS)
+def store(request) -> Store:
+    return store_under(request)
 
 
 def test_upserts_and_deletes_leave_the_latest_state_of_every_key(store):
