@@ -51,7 +51,7 @@ class NewSinkCheck:
     """Names of the sinks that the process fills."""
 
     def check(self, log: LogReader, session: SessionProvider) -> None:
-        """Raise one InvalidDefinition with all errors of the Delta sinks that have not published anything."""
+        """Raise one InvalidDefinition with all errors of the sinks that have not published anything."""
         new = {one.name for one in self.definition.sinks if one.name in self.sinks and _is_new(one)}
         tables = tables_in(log) if new else []
         occupied = path_conflicts(self.definition, tables, new, log.log_id)
@@ -65,7 +65,9 @@ class NewSinkCheck:
 
 
 def _is_new(sink: Sink) -> bool:
-    return isinstance(sink, DeltaSinkDefinition) and not is_begun(sink.path)
+    if isinstance(sink, DeltaSinkDefinition):
+        return not is_begun(sink.path)
+    return not Path(sink.path, "meta.json").exists()
 
 
 def local_settings(definition: Definition) -> SparkSettings:

@@ -138,6 +138,16 @@ def test_columns_that_are_not_there_are_told_by_rule_or_sink(shop: ShopPipeline)
     assert told["sinks.0.column_list"] == "column 'id' of table 'shop.items' is part of the key and cannot be excluded"
 
 
+def test_a_rule_of_a_search_sink_that_does_not_fit_is_told_before_the_index_exists(shop: ShopPipeline) -> None:
+    path, find = shop.folder / "shop.yaml", f"path: '{shop.folder}/find'"
+    path.write_text(path.read_text().replace(find, f"{find}, rules: [{{match: shop.orders, fields: [nope]}}]"))
+
+    assert found(path) == {"sinks.1.rules.0.fields": "table 'shop.orders' has no column 'nope'"}
+    begin(path, "lake")
+    shop.drive("find")
+    begin(path)
+
+
 def test_columns_of_the_target_are_told_at_their_key(shop: ShopPipeline) -> None:
     rules = (
         "{match: shop.orders, partition_by: [nope]}",
