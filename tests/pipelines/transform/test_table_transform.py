@@ -189,3 +189,10 @@ def test_a_transform_can_be_pickled() -> None:
     transform = ruled(mask={"item": "sha256"}, salt=SALT)
 
     assert rows_of(pickle.loads(pickle.dumps(transform)), put(1, "a", 10))[0]["item"] == hashed("a")
+
+
+def test_the_fingerprint_of_a_mask_depends_on_the_salt_only_where_the_masked_text_does() -> None:
+    found = {how: {Mask(how, salt).fingerprint for salt in (b"a", b"b")} for how in ("sha256", "redact", "keep_last:2")}
+
+    assert {how: len(prints) for how, prints in found.items()} == {"sha256": 2, "redact": 1, "keep_last:2": 1}
+    assert len(set.union(*found.values())) == 4

@@ -162,6 +162,13 @@ def test_a_python_function_gets_masked_text_and_may_change_the_columns():
         shape.texts(folded([part(1, 10, {3: "1.00"})]))
 
 
+def test_rows_without_a_key_or_before_a_python_function_are_not_parked():
+    keyless = TableSchema(**{**_fields(ORDERS), "columns": ORDERS.columns[1:]})
+    assert shapes({"transform": {"mask": {"item": "redact"}}}).parks_rows(ORDERS)
+    assert not shapes().parks_rows(keyless)
+    assert not shapes({"transform": {"python": f"{__name__}:shout"}}).parks_rows(ORDERS)
+
+
 def nest(rows: pa.Table) -> pa.Table:
     return rows.append_column("nested", pa.array([{"a": 1}] * rows.num_rows))
 

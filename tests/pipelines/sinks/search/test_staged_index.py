@@ -59,6 +59,15 @@ def test_the_next_commit_removes_the_files_of_the_old_index(old: Path, tmp_path:
     assert not {name for name in former if (old / name).exists() and not name.endswith(".lock")}
 
 
+def test_a_driver_that_opens_an_index_removes_the_files_that_a_killed_process_left(old: Path, tmp_path: Path) -> None:
+    former = {path.name for path in old.iterdir()} - {META, MANAGED}
+    put_index(filled_index(tmp_path / "new", RED), old)
+    sink = SearchSink("find", old)
+    sink.open(LOG)
+    sink.close()
+    assert not {name for name in former if (old / name).exists() and not name.endswith(".lock")}
+
+
 def test_a_replay_publishes_its_rows_under_the_path_of_the_sink(old: Path, staged: StagedSearch) -> None:
     staged.sink.open(LOG)
     record = publish(staged.sink, batch(0, 10, upsert(RED, 5)))
