@@ -37,6 +37,7 @@ from cdc.errors import (
     PublicationMissing,
     PublicationNarrowed,
     PublicationReplaced,
+    SinkError,
     SinkUnavailable,
     SlotInUse,
     SourceBehindLog,
@@ -60,7 +61,7 @@ from cdc.postgres.source_state import read_source_state
 from cdc.postgres.tables import match_tables, matched_schemas
 from cdc.snapshot.publication_sync import publication_control
 from cdc.stores.lake_reader import Lake
-from cdc.stores.search_index_reader import SearchIndex
+from cdc.stores.search_reader import open_search
 from cdc.stores.target_rule_changes import TargetRules, hidden_columns, masked_columns
 from cdc.stores.unwritable_tables import tables_in
 from cdc.table import TableSchema, matches
@@ -198,9 +199,12 @@ def rule_problems(definition: Definition, file: str) -> list[PreflightProblem]:
 
 def _index_problems(sink: SearchSinkDefinition, file: str) -> list[PreflightProblem]:
     try:
-        differing = SearchIndex.open(sink.path).differences(sink)
+        differing = open_search(sink).differences(sink)
     except SinkUnavailable:
         return []  # the apply process has not created the index yet
+    except SinkError as exc:  # the search server refuses the connection
+        fix = complete_remedy(exc.fix, sink=sink.name, file=file)
+        return [PreflightProblem(exc.code, f"sink {sink.name}", f"{exc.message}; {fix}", fatal=False)]
     fixes = [complete_remedy(error.fix, sink=sink.name, topic=topic, file=file) for topic, error in differing]
     return [
         PreflightProblem(error.code, topic, f"{error.message}; {fix}", fatal=False)

@@ -23,13 +23,13 @@ class SinkIndex:
     """Fingerprint of the rules under which its documents were written."""
 
 
-def indexes_of_sink(client: SearchClient, sink: str) -> list[SinkIndex]:
-    """Return all indexes that a sink created, sorted by name."""
-    body = client.ask("GET", "/_mapping").body
+def indexes_of_sink(client: SearchClient, sink: str, log_id: str) -> list[SinkIndex]:
+    """Return all indexes that a sink created from a log, sorted by name."""
+    body = client.ask("GET", f"/{client.index_prefix}*/_mapping").body
     found = []
     for name, index in body.items():
         owner = index["mappings"].get("_meta", {}).get(META, {})
-        if owner.get("sink") == sink:
+        if (owner.get("sink"), owner.get("log_id")) == (sink, log_id):
             found.append(SinkIndex(name, owner["topic"], owner["relation"], number_of(name), owner["rules"]))
     return sorted(found, key=lambda index: index.name)
 

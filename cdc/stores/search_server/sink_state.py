@@ -119,6 +119,11 @@ class SinkState:
         """Delete a document, if it exists."""
         self._client.ask("DELETE", self._path(identity), allowed=(HTTPStatus.NOT_FOUND,))
 
+    def owner(self) -> str | None:
+        """Return the id of the log that the sink belongs to; None before the sink was opened."""
+        found = self.get(OWNER)
+        return None if found is None else str(found[0]["log_id"])
+
     def published(self) -> tuple[PublishedState, Version] | None:
         """Return the published state and its version; None if nothing was published."""
         found = self.get(PUBLISHED)

@@ -95,11 +95,9 @@ class Publisher:
     def open(self, log_id: str) -> None:
         """Read the published state. Raises SinkOfAnotherLog if the sink belongs to another log."""
         self._documents.create()
-        if self._documents.get(OWNER) is None:
+        if self._documents.owner() is None:
             self._documents.replace(OWNER, {"log_id": log_id}, None)
-        found = self._documents.get(OWNER)
-        owner = None if found is None else found[0]["log_id"]
-        if owner != log_id:
+        if (owner := self._documents.owner()) != log_id:
             raise SinkOfAnotherLog(
                 f"search sink {self._sink!r} was written from another log: {owner!r}",
                 remedy="choose another 'index' in 'server', or remove the old indexes from the search server",

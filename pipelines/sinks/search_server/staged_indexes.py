@@ -35,6 +35,7 @@ class StagedSearchServer:
         """See StagedTarget.erased. Old indexes that follow the present rules stay until a command removes them."""
         self.sink = SearchServerSink(sink, staged=True)
         self._old = SearchServerSink(sink)
+        self._log_id = ""
 
     def forget_earlier(self, schemas: Mapping[int, TableSchema]) -> None:  # noqa: ARG002 - they know their owner
         """Remove the indexes that an earlier replay built and did not publish."""
@@ -42,7 +43,7 @@ class StagedSearchServer:
         with SearchClient(self._definition.access, self._definition.engine) as client:
             client.check()
             published = published_indexes(client, sink)
-            for index in indexes_of_sink(client, sink):
+            for index in indexes_of_sink(client, sink, SinkState(client, sink).owner() or ""):
                 # a running driver may have created the first index of a table that is not published yet
                 if index.relation in published and index.number > number_of(published[index.relation]):
                     client.ask("DELETE", f"/{index.name}", allowed=(HTTPStatus.NOT_FOUND,))
@@ -53,6 +54,7 @@ class StagedSearchServer:
 
         If a driver publishes after this call, `put` raises SinkFenced.
         """
+        self._log_id = log_id
         return self._old.open(log_id)
 
     def put(self, built: Published, rest: Mapping[int, TableRecord]) -> Published:
@@ -67,7 +69,7 @@ class StagedSearchServer:
         self.discard()
         sink = self._definition
         with SearchClient(sink.access, sink.engine) as client:
-            for index in unused(indexes_of_sink(client, sink.name), published):
+            for index in unused(indexes_of_sink(client, sink.name, self._log_id), published):
                 if index.rules != search_fingerprint(index.topic, sink, sink.rules):
                     client.ask("DELETE", f"/{index.name}", allowed=(HTTPStatus.NOT_FOUND,))
                     self.erased[index.name] = 1

@@ -8,7 +8,7 @@ from cdc.stores.search_server.client import SearchClient
 from cdc.stores.search_server.old_indexes import SinkIndex, indexes_of_sink, unused
 from tests.contracts.folded import batch, put
 from tests.fixtures.search_sinks import search_sink
-from tests.pipelines.sinks.search_server.server_sink import merge, opened
+from tests.pipelines.sinks.search_server.server_sink import LOG, merge, opened
 
 
 def test_only_the_indexes_of_the_sink_are_found(opensearch):
@@ -19,7 +19,7 @@ def test_only_the_indexes_of_the_sink_are_found(opensearch):
     record = merge(opened(find), batch([put(1, "a", 10)], 0, 20))
     merge(opened(other), batch([put(1, "a", 10)], 0, 20))
     with SearchClient(find.access, "opensearch") as client:
-        found = [index for index in indexes_of_sink(client, "find") if index.name.startswith(opensearch.prefix)]
+        found = [index for index in indexes_of_sink(client, "find", LOG) if index.name.startswith(opensearch.prefix)]
 
     assert found == [
         SinkIndex(record.target, "shop.orders", record.relation, 1, search_fingerprint("shop.orders", find, ()))
