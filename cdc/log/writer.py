@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Final, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -77,6 +77,13 @@ class EncodedFile:
     statistics: str
 
 
+_SMALL_CHUNK: Final = 1024
+"""Average number of rows of a chunk below which the chunks are combined before rows are filtered and sorted.
+
+Arrow needs some µs for each chunk of each column: 0.6 s for 50,000 rows of 1,000 tables, and 0.1 s once combined.
+"""
+
+
 def encode_files(rows: pa.Table) -> list[EncodedFile]:
     """Sort and encode rows of LOG_SCHEMA, and return the content of one or two data files.
 
@@ -84,6 +91,8 @@ def encode_files(rows: pa.Table) -> list[EncodedFile]:
     from the log, so any thread may call it.
     """
     rows = rows if rows.schema.equals(LOG_SCHEMA) else rows.cast(LOG_SCHEMA)
+    if rows.num_rows < _SMALL_CHUNK * rows["op"].num_chunks:
+        rows = rows.combine_chunks()
     is_schema = pc.equal(rows["op"], Operation.SCHEMA.value)
     parts = [rows.filter(is_schema), rows.filter(pc.invert(is_schema))] if pc.any(is_schema).as_py() else [rows]
     return [_encode_file(part) for part in parts if part.num_rows]

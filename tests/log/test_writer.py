@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from cdc.errors import LogCorrupt, LogFenced, LogFormatUnknown, LogUnwritable
@@ -118,6 +119,14 @@ def test_files_are_sorted_by_relation_then_position(writer: LogWriter, tmp_path:
     writer.commit(writer.stage(rows), info(6))
     batch = next(LogReader(tmp_path).rows(Position(0), Position(6)))
     assert batch["relation"].to_pylist() == [7, 7, 9, 9]
+
+
+def test_rows_that_came_in_many_small_pieces_are_sorted_the_same(writer: LogWriter, tmp_path: Path):
+    pieces = [table(row(5, number, relation=9 - number % 2)) for number in range(50)]
+    writer.commit(writer.stage(pa.concat_tables(pieces)), info(5))
+    batch = next(LogReader(tmp_path).rows(Position(0), Position(5)))
+    assert batch["relation"].to_pylist() == [8] * 25 + [9] * 25
+    assert batch["ordinal"].to_pylist() == [*range(1, 50, 2), *range(0, 50, 2)]
 
 
 def test_schema_rows_lie_in_a_file_of_their_own(writer: LogWriter, tmp_path: Path):
