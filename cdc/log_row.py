@@ -61,6 +61,9 @@ A row image maps column ids to the text that Postgres sent. A column id that is 
 a null value is SQL NULL. `position` is the integer of a `Position`; `committed_at` is in microseconds UTC.
 """
 
+_ABSENT: Final = {field.name: pa.nulls(1, field.type) for field in LOG_SCHEMA}
+"""One null per column."""
+
 HEARTBEAT_PREFIX: Final = "cdc.heartbeat"
 """Prefix of logical messages that advance the durable position; the log gets no row for them."""
 DDL_PREFIX: Final = "cdc.ddl"
@@ -88,7 +91,7 @@ def control_row(
     order: RowOrder, operation: Operation, relation: int, topic: str, payload: bytes | None = None
 ) -> pa.RecordBatch:
     """Return one row of LOG_SCHEMA without a row image: an `s`, `g` or `t` row of a relation."""
-    row: dict[str, Any] = dict.fromkeys(LOG_SCHEMA.names) | {
+    row: dict[str, Any] = {
         "position": order.position,
         "ordinal": order.ordinal,
         "xid": order.xid,
@@ -99,4 +102,8 @@ def control_row(
         "partial": False,
         "payload": payload,
     }
-    return pa.RecordBatch.from_pylist([row], LOG_SCHEMA)
+    # three times as fast as RecordBatch.from_pylist; a first copy makes two such rows for each table
+    columns = [
+        pa.array([row[field.name]], field.type) if field.name in row else _ABSENT[field.name] for field in LOG_SCHEMA
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=LOG_SCHEMA)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.log_row import LOG_SCHEMA, ROW_OPERATIONS, Operation
+from cdc.log_row import LOG_SCHEMA, ROW_OPERATIONS, Operation, RowOrder, control_row
 
 images = st.none() | st.dictionaries(
     st.integers(1, 1600), st.none() | st.text(st.characters(exclude_categories=["Cs"])), max_size=5
@@ -45,3 +46,15 @@ def test_what_every_row_has_cannot_be_null(name: str) -> None:
 def test_operations_are_rows_or_control() -> None:
     assert {op.value for op in ROW_OPERATIONS} == set("cudr")
     assert {op.value for op in Operation} - {op.value for op in ROW_OPERATIONS} == set("tmsg")
+
+
+def test_a_control_row_has_its_place_and_payload_and_no_image() -> None:
+    row = control_row(RowOrder(1, 2, 3, 4), Operation.SCHEMA, 5, "shop.notes", b"{}")
+
+    assert row.schema == LOG_SCHEMA
+    found = {name: value for name, value in row.to_pylist()[0].items() if value is not None}
+    assert found.pop("committed_at") == datetime.fromtimestamp(0, UTC) + timedelta(microseconds=4)
+    assert found == {
+        "position": 1, "ordinal": 2, "xid": 3, "relation": 5, "topic": "shop.notes", "op": "s", "partial": False,
+        "payload": b"{}",
+    }  # fmt: skip
