@@ -177,16 +177,12 @@ def _try_copy_table(reading: Any, copy: SnapshotCommit, schema: TableSchema, chu
     The rows received before the error are correct and stay in the commit. A backfill later copies the table again; if
     the error occurs again, the backfill reports it.
     """
-    with map_errors():
-        reading.execute("SAVEPOINT copied_so_far")
     try:
         copy.table(schema, chunks)
     except UnreadableRow:
         with map_errors():
-            reading.execute("ROLLBACK TO SAVEPOINT copied_so_far")
+            reading.execute("ROLLBACK TO SAVEPOINT nothing_failed")
         return False
-    with map_errors():
-        reading.execute("RELEASE SAVEPOINT copied_so_far")
     return True
 
 
@@ -195,6 +191,8 @@ def _copy_tables(
 ) -> None:
     """Add every table of the plan to the commit; relations in `later` get only a schema row."""
     repair, rows_of = copy_text_repair(source.dsn, source.undecodable), published_rows(reading, source.publication)
+    with map_errors():  # one savepoint for all tables: the transaction only reads, so a rollback loses nothing
+        reading.execute("SAVEPOINT nothing_failed")
     for schema in plan.copied:
         if not source.copies_rows:
             copy.mark(schema, ended=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
 import psycopg
@@ -71,18 +71,27 @@ def lock_tables(conn: psycopg.Connection, tables: Sequence[tuple[int, TableName]
         raise SnapshotInvalidated(f"tables were truncated or rewritten after the snapshot was taken: {tables_changed}")
 
 
-def copy_table(conn: psycopg.Connection, schema: TableSchema) -> Iterator[memoryview]:
+def partitioned_oids(conn: psycopg.Connection) -> frozenset[int]:
+    """Return the OIDs of all partitioned tables, for `copy_table` of many tables in one snapshot."""
+    with map_errors():
+        return frozenset(oid for (oid,) in conn.execute("SELECT oid FROM pg_class WHERE relkind = 'p'"))
+
+
+def copy_table(
+    conn: psycopg.Connection, schema: TableSchema, partitioned: Collection[int] | None = None
+) -> Iterator[memoryview]:
     """Yield the rows of one table in COPY's text format, with the columns `schema.sent` in that order.
 
     The rows come in the pieces that `copy_rows` yields. As in pgoutput, rows of inheritance children are left out, and
     rows of all partitions are included. Text of an SQL_ASCII database is not converted (see
     `cdc.postgres.sql_ascii`). Closing the iterator early cancels the statement.
 
-    Raises PreflightFailed if the privilege to read is missing, UnknownRelation if the table does not exist.
+    partitioned: result of `partitioned_oids`; without it, a query finds out whether this table is partitioned. Raises
+    PreflightFailed if the privilege to read is missing, UnknownRelation if the table does not exist.
     """
     with map_errors():
-        query = select_table(conn, schema)
-    yield from copy_rows(conn, query, schema)
+        item = from_clause(conn, schema) if partitioned is None else _from_item(schema, schema.oid in partitioned)
+    yield from copy_rows(conn, _select(schema, item), schema)
 
 
 def select_table(conn: psycopg.Connection, schema: TableSchema) -> sql.Composed:
@@ -90,8 +99,12 @@ def select_table(conn: psycopg.Connection, schema: TableSchema) -> sql.Composed:
 
     Raises UnknownRelation if the table does not exist.
     """
+    return _select(schema, from_clause(conn, schema))
+
+
+def _select(schema: TableSchema, item: sql.Composed) -> sql.Composed:
     columns = sql.SQL(", ").join(sql.Identifier(column.name) for column in schema.sent)
-    return sql.SQL("SELECT {} FROM {}").format(columns, from_clause(conn, schema))
+    return sql.SQL("SELECT {} FROM {}").format(columns, item)
 
 
 def from_clause(conn: psycopg.Connection, schema: TableSchema) -> sql.Composed:
@@ -103,7 +116,11 @@ def from_clause(conn: psycopg.Connection, schema: TableSchema) -> sql.Composed:
     row = conn.execute(_KIND, [schema.oid]).fetchone()
     if row is None:
         raise UnknownRelation(f"the source has no table {schema.topic!r} with oid {schema.oid}")
-    only = sql.SQL("") if row[0] == "p" else sql.SQL("ONLY ")
+    return _from_item(schema, row[0] == "p")
+
+
+def _from_item(schema: TableSchema, is_partitioned: bool) -> sql.Composed:  # noqa: FBT001 - private
+    only = sql.SQL("") if is_partitioned else sql.SQL("ONLY ")
     return sql.SQL("{}{}").format(only, sql.Identifier(schema.schema, schema.name))
 
 

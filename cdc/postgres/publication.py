@@ -21,7 +21,7 @@ from psycopg import sql
 
 from cdc.errors import PreflightFailed, SlotBlocked
 from cdc.postgres.chunk_queries import table_query
-from cdc.postgres.copy_in_snapshot import copy_rows, copy_table
+from cdc.postgres.copy_in_snapshot import copy_rows, copy_table, partitioned_oids
 from cdc.postgres.sqlstate import map_errors
 from cdc.postgres.tables import TableName, read_schemas
 from cdc.table import Column, ReplicaIdentity, TableSchema
@@ -329,14 +329,15 @@ def published_schemas(conn: psycopg.Connection, oids: Sequence[int], publication
 def published_rows(conn: psycopg.Connection, publication: str) -> Callable[[TableSchema], Iterator[memoryview]]:
     """Return a function that yields those rows of a table that the publication sends, in COPY's text format.
 
-    The list of tables with a row filter is read once, when `published_rows` is called.
+    The lists of tables with a row filter and of partitioned tables are read once, when `published_rows` is called.
     """
+    partitioned = partitioned_oids(conn)
     with map_errors():
         filtered = {TableName(*row) for row in conn.execute(_FILTERED, [publication])}
 
     def rows_of(schema: TableSchema) -> Iterator[memoryview]:
         if (schema.schema, schema.name) not in filtered:
-            return copy_table(conn, schema)
+            return copy_table(conn, schema, partitioned)
         with map_errors():
             query = table_query(conn, schema, publication)
         return copy_rows(conn, query, schema)

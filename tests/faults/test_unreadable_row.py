@@ -126,11 +126,12 @@ def test_an_undecodable_transaction_fails_the_reader_and_each_remedy_leads_past_
         until(lambda: held.folded("t") == [("1", r"\x6f6e65"), ("2", r"\x74776f")], reader.output)
 
 
-def test_a_new_epoch_begins_although_a_row_of_one_table_cannot_be_copied(tmp_path: Path, database: str) -> None:
+def test_a_new_epoch_begins_although_rows_of_two_tables_cannot_be_copied(tmp_path: Path, database: str) -> None:
     held = captured(tmp_path, database, "CREATE TABLE t (id int PRIMARY KEY, v varbit)", "B'1'", MANY_BITS)
+    run_sql(database, "CREATE TABLE s (LIKE t INCLUDING INDEXES)", "INSERT INTO s TABLE t")
     done = carry_out(f"cdc slots recover -c {shlex.quote(str(held.path))} --new-epoch --yes --json")
     assert done.status == 0, done.output
-    assert done.envelope["result"]["copied_by_reader"] == ["public.t"]
+    assert done.envelope["result"]["copied_by_reader"] == ["public.s", "public.t"]
     with ReaderProcess(held) as reader:
         until(lambda: copy_failure(held, "public.t", UnreadableRow.code), reader.output)
         run_sql(held.dsn, "INSERT INTO u VALUES (3)")

@@ -8,8 +8,14 @@ import pytest
 
 from cdc.errors import SlotBlocked
 from cdc.postgres.connection import connect
-from cdc.postgres.publication import PublicationControl, drop_table, ensure_publication
-from cdc.postgres.tables import TableName
+from cdc.postgres.publication import (
+    PublicationControl,
+    drop_table,
+    ensure_publication,
+    published_rows,
+    published_schemas,
+)
+from cdc.postgres.tables import TableName, match_tables
 from tests.fixtures.postgres import rows_of, run_sql
 
 NAMES = [TableName("public", "t")]
@@ -47,3 +53,25 @@ def test_a_table_is_published_and_withdrawn_without_its_children(any_database: s
         ensure_publication(conn, "pub", [TableName("public", "wanted")])
         drop_table(conn, "pub", NAMES[0])
     assert rows_of(any_database, listed) == [("root",), ("wanted",)]
+
+
+def test_published_rows_are_those_of_all_partitions_and_of_no_child(any_database: str) -> None:
+    run_sql(
+        any_database,
+        "CREATE TABLE t (id int PRIMARY KEY)",
+        "CREATE TABLE child (PRIMARY KEY (id)) INHERITS (t)",
+        "CREATE TABLE root (id int PRIMARY KEY) PARTITION BY RANGE (id)",
+        "CREATE TABLE leaf PARTITION OF root DEFAULT",
+        "INSERT INTO t VALUES (1)",
+        "INSERT INTO child VALUES (2)",
+        "INSERT INTO root VALUES (3)",
+    )
+    names = [NAMES[0], TableName("public", "root")]
+    with connect(any_database) as conn:
+        ensure_publication(conn, "pub", names)
+        oids = [oid for oid, name in match_tables(conn, ["public.*"]) if name in names]
+        rows_of_table = published_rows(conn, "pub")
+        found = {
+            schema.name: b"".join(rows_of_table(schema)) for schema in published_schemas(conn, oids, "pub").values()
+        }
+    assert found == {"t": b"1\n", "root": b"3\n"}
