@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from hashlib import sha256
@@ -32,8 +32,8 @@ UNUSED_FOR: Final = 7 * 86_400.0
 
 log = structlog.get_logger("apply")
 
-_Name = tuple[str, int | None, str | None]
-"""(URI of a target, relation of the source table if several tables share the target, `IndexedRows.null_column`)."""
+_Rows = tuple[int | None, str | None]
+"""Rows of a target: the relation if several tables share the target, and `IndexedRows.null_column`."""
 
 
 class IndexedTargets:
@@ -42,7 +42,8 @@ class IndexedTargets:
     def __init__(self, folder: str | None) -> None:
         """folder: local directory for the indexes; None: temporary directories."""
         self._folder = None if folder is None else Path(folder)
-        self._tables: dict[_Name, IndexedTable] = {}
+        self._tables: dict[str, dict[_Rows, IndexedTable]] = {}
+        """URI of a target → its open indexed tables."""
         self.refused: dict[str, str] = {}
         """URI of a target → why the indexed writer does not write it."""
         self._committed: dict[str, int] = {}
@@ -64,7 +65,7 @@ class IndexedTargets:
 
     def merge(self, target: DeltaTarget, source: pa.Table, key: tuple[str, ...], marker: TxnMarker) -> None:
         """Merge `source` into `target`, after `can_merge` allowed it. Arguments as in writers.merge_with_delta_rs."""
-        table, since = self._tables[_name(target)], target.version
+        table, since = self._tables[target.uri][_rows(target)], target.version
         with _translated_errors(target.uri):
             table.read_commits(since)  # since the choice of the writer, rows may have been erased
             if table.key != key or refusal(table.files, target.all_columns) is not None:
@@ -103,14 +104,14 @@ class IndexedTargets:
         with _translated_errors(target.uri):
             if self._open(target, key, null_column) is not None:
                 return None
-            table = self._tables[_name(target, null_column)]
+            table = self._tables[target.uri][_rows(target, null_column)]
             if table.files.version != target.version or not {*schema.names}.isdisjoint(table.files.partition_columns):
                 return None
             return table.find_rows(keys, schema)
 
     def has_open_index(self, target: DeltaTarget) -> bool:
         """Return whether the indexed writer has opened the target and does not refuse it."""
-        return _name(target) in self._tables and target.uri not in self.refused
+        return _rows(target) in self._of(target) and target.uri not in self.refused
 
     def has_committed(self, target: DeltaTarget) -> bool:
         """Return whether the indexed writer made the commit of `target.version`."""
@@ -125,22 +126,23 @@ class IndexedTargets:
 
     def opened(self, target: DeltaTarget) -> list[IndexedTable]:
         """Return the open indexed tables that merge rows into a target: several if several source tables share it."""
-        return [table for (uri, _, column), table in self._tables.items() if uri == target.uri and column is None]
+        return [table for (_, column), table in self._of(target).items() if column is None]
 
     def close(self) -> None:
         """Save and close all indexes."""
         tables, self._tables = self._tables, {}
-        for table in tables.values():
-            table.close()
+        for of_target in tables.values():
+            for table in of_target.values():
+                table.close()
         if self._folder is not None and self._folder.is_dir():
             _remove_unused(self._folder.iterdir())
 
     def _open(self, target: DeltaTarget, key: tuple[str, ...], null_column: str | None = None) -> str | None:
         """Open the table or read its new commits; return a reason if the indexed writer cannot write it."""
-        name, table_id = _name(target, null_column), target.metadata.id
-        known = self._tables.get(name)
+        wanted, table_id = _rows(target, null_column), target.metadata.id
+        known = self._of(target).get(wanted)
         if known is not None and (known.key != key or known.files.metadata.get("id") != str(table_id)):
-            self._tables.pop(name).close()
+            self._tables[target.uri].pop(wanted).close()
             known = None
         if any(not can_hash(target.columns.field(column).type) for column in key):
             return "a key column has a nested type"
@@ -154,11 +156,14 @@ class IndexedTargets:
                     return reason
                 rows = IndexedRows(key, target.part.relation, null_column)
                 known = IndexedTable(storage, files, self._folder_of(target.uri, rows), rows)
-                self._tables[name] = known
+                self._tables.setdefault(target.uri, {})[wanted] = known
             known.read_commits(target.version)
         except LogNotReadable as exc:
             return str(exc)
         return refusal(known.files, target.all_columns)
+
+    def _of(self, target: DeltaTarget) -> Mapping[_Rows, IndexedTable]:
+        return self._tables.get(target.uri, {})
 
     def _folder_of(self, uri: str, rows: IndexedRows) -> Path | None:
         if self._folder is None:
@@ -180,8 +185,8 @@ def _translated_errors(uri: str) -> Iterator[None]:
         raise SinkUnavailable(f"target {uri!r} cannot be read or written: {exc}") from exc
 
 
-def _name(target: DeltaTarget, null_column: str | None = None) -> _Name:
-    return target.uri, target.part.relation, null_column
+def _rows(target: DeltaTarget, null_column: str | None = None) -> _Rows:
+    return target.part.relation, null_column
 
 
 def _remove_unused(folders: Iterable[Path]) -> None:

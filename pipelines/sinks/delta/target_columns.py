@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from threading import Lock
 from typing import TYPE_CHECKING, Final
 
@@ -147,6 +148,8 @@ class TablePlans:
         self._shapes: dict[tuple[TableSchema, Policy], RowShape] = {}
         self._owners: dict[str, TableSchema] = {}
         """Path of a target → the source table that claimed it last."""
+        self._inside: dict[str, list[str]] = {}
+        """Directory → the paths of `_owners` inside it; for every directory above such a path."""
         self._owners_lock = Lock()
         self.spark: SparkSession | None = None
 
@@ -191,8 +194,10 @@ class TablePlans:
             known = self._owners.get(uri)
             if known is not None and (known.relation, known.topic) == (schema.relation, schema.topic):
                 return
-            for other, owner in self._owners.items():
-                if not (f"{uri}/".startswith(f"{other}/") or f"{other}/".startswith(f"{uri}/")):
+            above = list(accumulate(uri.split("/")[:-1], "{}/{}".format))
+            for other in (*above, uri, *self._inside.get(uri, ())):
+                owner = self._owners.get(other)
+                if owner is None:
                     continue
                 conflicts = owner.relation != schema.relation and owner.topic != schema.topic
                 if other == uri and self._sharing_rule(owner.topic) is not None:
@@ -202,6 +207,9 @@ class TablePlans:
                         f"path {uri!r} for the target of table {schema.topic!r} overlaps path {other!r} of the target "
                         f"of table {owner.topic!r}"
                     )
+            if uri not in self._owners:
+                for folder in above:
+                    self._inside.setdefault(folder, []).append(uri)
             self._owners[uri] = schema
 
     def _sharing_rule(self, topic: str) -> SinkRule | None:

@@ -237,7 +237,8 @@ def test_an_index_outlives_the_process(opened: Opened) -> None:
     assert again.indexed.can_merge(again.target, SHAPE.key)
     for path in kept:  # the index has the keys, so nothing reads them from the data files
         path.write_bytes(b"")
-    again.indexed._tables[again.target.uri, None, None].index_new_files()
+    (table,) = again.indexed.opened(again.target)
+    table.index_new_files()
     for path, content in contents.items():
         path.write_bytes(content)
 

@@ -80,6 +80,10 @@ def test_a_path_belongs_to_one_table_unless_its_rule_merges_tables() -> None:
         with pytest.raises(TransformFailed, match=f"path '{uri}' .* overlaps path '/lake/a'"):
             plans.claim_path(uri, other)
     plans.claim_path("/lake/ab", other)
+    plans.claim_path("s3://b/lake/a/b", ORDERS)
+    for uri in ("s3://b/lake/a", "s3://b", "s3://b/lake/a/b/c/d"):
+        with pytest.raises(TransformFailed, match="overlaps path 's3://b/lake/a/b'"):
+            plans.claim_path(uri, other)
     for relation in (4, 5):
         plans.claim_path("/all", replace(ORDERS, schema="all", relation=relation, name=f"t{relation}"))
 
