@@ -70,6 +70,8 @@ def plan(present: pa.Schema, change: ColumnChange) -> EvolutionPlan:
     Columns that exist only in the target are kept, except those in `change.dropped`. Raises SchemaNotApplicable for a
     change that the policy forbids, or that needs a full copy.
     """
+    if present.equals(change.wanted, check_metadata=True) and not change.dropped:
+        return EvolutionPlan()
     if change.policy is SchemaChanges.TRY_EVOLVE:
         try:
             return plan(present, replace(change, policy=SchemaChanges.EVOLVE))
