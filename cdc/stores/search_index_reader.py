@@ -20,7 +20,7 @@ import tantivy
 
 from cdc.config import SearchSettings, SearchSinkDefinition
 from cdc.config.sinks import search_fingerprint
-from cdc.errors import SinkUnavailable, TargetRulesChanged
+from cdc.errors import ConfigError, CutUnavailable, SinkUnavailable, TargetRulesChanged
 from cdc.position import Position
 from cdc.stores.dead_letter_rows import DeadLetterEntry, Key, ParkedRow, parked_at
 from cdc.stores.published_record import Published, TableRecord
@@ -180,6 +180,15 @@ class FoundRow:
     """Tantivy's score of the match; 0 if no words were searched."""
 
 
+@dataclass(frozen=True, slots=True)
+class SearchPage:
+    """Some of the rows that a search finds, best match first."""
+
+    rows: Sequence[FoundRow]
+    next: Sequence[Any] | None
+    """Where the next page begins, as JSON values that only the engine reads; None if there are no more rows."""
+
+
 class SearchIndex:
     """Reads a search index as it was when it was opened; later commits of the sink are not visible."""
 
@@ -202,6 +211,14 @@ class SearchIndex:
                 f"the sink has no search index at {str(path)!r}",
                 remedy="start 'cdc run', and wait until the sink has published a cut",
             ) from error
+
+    def reopen(self) -> Self:
+        """Return a reader of the newest commit."""
+        self._index.reload()
+        return type(self)(self._index)
+
+    def close(self) -> None:
+        """Do nothing: the index has no connection, and its files are closed with the last reader."""
 
     @property
     def topics(self) -> dict[str, int]:
@@ -247,16 +264,51 @@ class SearchIndex:
         In `words`, `column:word` searches one column, and malformed parts are ignored. If `topic` is None, the rows of
         all tables are searched.
         """
-        must = tantivy.Occur.Must
-        query, _ = self._index.parse_query_lenient(words, ["_text", "_fields"], conjunction_by_default=True)
-        if topic is not None:
-            relation = self.topics.get(topic)
-            if relation is None:
-                return []
-            own = tantivy.Query.const_score_query(rows_of(self._schema, relation), 0.0)
-            query = tantivy.Query.boolean_query([(must, query), (must, own)])
+        query = self._query(topic, words)
+        if query is None:
+            return []
         hits = self._searcher.search(query, limit=limit, count=False).hits
         return [self._row(address, score) for score, address in hits]
+
+    def page(self, topic: str, words: str, limit: int, after: Sequence[Any] | None = None) -> SearchPage:
+        """Return up to `limit` rows of a table that contain every word; after: `next` of the page before.
+
+        Rows with the same score are in the order of the index. Raises CutUnavailable if that order has changed since
+        the page before, because the sink merged segments.
+        """
+        query = self._query(topic, words)
+        if query is None:
+            return SearchPage([], None)
+        offset, last = (0, None) if after is None else self._place(after)
+        skipped = min(offset, 1)  # the last row of the page before is read again
+        hits = self._searcher.search(query, limit=skipped + limit + 1, offset=offset - skipped, count=False).hits
+        rows = [self._row(address, score) for score, address in hits[: skipped + limit]]
+        if skipped and (not rows or _digest(rows[0]) != last):
+            raise CutUnavailable(
+                "the index was reorganized since the page before, so the search cannot continue",
+                remedy="start the search again without the page token",
+            )
+        has_more = len(hits) > skipped + limit
+        return SearchPage(rows[skipped:], [offset + limit, _digest(rows[-1])] if has_more else None)
+
+    def _place(self, after: Sequence[Any]) -> tuple[int, str]:
+        """Return the number of the rows before a page, and the digest of the last of them."""
+        match after:
+            case [int() as offset, str() as last] if 0 < offset <= self._searcher.num_docs:
+                return offset, last
+        raise ConfigError("malformed page token", remedy="write the token as the page before has it")
+
+    def _query(self, topic: str | None, words: str) -> tantivy.Query | None:
+        """Return the query for the rows of a topic that contain every word; None if the index has no such topic."""
+        must = tantivy.Occur.Must
+        query, _ = self._index.parse_query_lenient(words, ["_text", "_fields"], conjunction_by_default=True)
+        if topic is None:
+            return query
+        relation = self.topics.get(topic)
+        if relation is None:
+            return None
+        own = tantivy.Query.const_score_query(rows_of(self._schema, relation), 0.0)
+        return tantivy.Query.boolean_query([(must, query), (must, own)])
 
     def documents(self, topic: str) -> Iterator[FoundRow]:
         """Yield all rows of a table, unordered; yield nothing if the index does not contain the topic."""
@@ -298,3 +350,8 @@ class SearchIndex:
             source=self._rules_of(relation).named(image),
             score=score,
         )
+
+
+def _digest(row: FoundRow) -> str:
+    """Return a short text that identifies a row and its score."""
+    return hashlib.sha256(json.dumps([row.score, row.key]).encode()).hexdigest()[:16]

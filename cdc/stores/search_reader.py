@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import import_module
-from typing import Protocol
+from typing import Any, Protocol, Self
 
 from cdc.config import SearchSinkDefinition
 from cdc.errors import TargetRulesChanged
 from cdc.stores.dead_letter_rows import ParkedRow
 from cdc.stores.published_record import Published
-from cdc.stores.search_index_reader import FoundRow, SearchIndex
+from cdc.stores.search_index_reader import FoundRow, SearchIndex, SearchPage
 
 
 class SearchReader(Protocol):
@@ -41,6 +41,19 @@ class SearchReader(Protocol):
 
         In `words`, `column:word` searches one column. If `topic` is None, the rows of all tables are searched.
         """
+
+    def page(self, topic: str, words: str, limit: int, after: Sequence[Any] | None = None) -> SearchPage:
+        """Return up to `limit` rows of a table that contain every word, best match first, as `search` does.
+
+        after: `next` of the page before; the reader must be at the same position as for that page. Rows with the same
+        score have an order that stays the same while the position does.
+        """
+
+    def reopen(self) -> Self:
+        """Return a reader of what the sink has published now; it shares the connections of this one."""
+
+    def close(self) -> None:
+        """Close the connections of the reader, and of all readers that share them."""
 
     def documents(self, topic: str) -> Iterator[FoundRow]:
         """Yield all rows of a table, unordered; yield nothing if the sink does not have the topic."""

@@ -11,7 +11,7 @@ import pytest
 import tantivy
 
 from cdc.config import SearchRule, SearchSinkDefinition, Transform
-from cdc.errors import SinkUnavailable, TargetRulesChanged
+from cdc.errors import ConfigError, CutUnavailable, SinkUnavailable, TargetRulesChanged
 from cdc.stores.published_record import Published, TableRecord
 from cdc.stores.search_index_reader import (
     PUBLISHED_ID,
@@ -131,3 +131,24 @@ def test_documents_of_other_rules_than_those_of_the_definition_are_an_error() ->
 def test_a_missing_index_is_an_error_that_names_its_path(tmp_path: Path) -> None:
     with pytest.raises(SinkUnavailable, match="no search index at"):
         SearchIndex.open(tmp_path / "index")
+
+
+def test_pages_follow_each_other_until_the_order_of_the_index_changes() -> None:
+    index = index_of(*((7, str(n), 10) for n in range(5)))
+    reader = SearchIndex(index)
+    first = reader.page("shop.orders", "item", 2)
+    second = reader.page("shop.orders", "item", 2, first.next)
+    last = reader.page("shop.orders", "item", 2, second.next)
+
+    assert [row.key[0] for page in (first, second, last) for row in page.rows] == ["0", "1", "2", "3", "4"]
+    assert last.next is None
+    writer = index.writer(heap_size=15_000_000, num_threads=1)
+    writer.delete_documents_by_term("_id", document_id(7, ["1"]))
+    writer.commit()
+    writer.wait_merging_threads()
+    assert reader.page("shop.orders", "item", 2, first.next).rows == second.rows  # this reader does not see the commit
+    with pytest.raises(CutUnavailable, match="reorganized"):
+        reader.reopen().page("shop.orders", "item", 2, first.next)
+    with pytest.raises(ConfigError, match="malformed page token"):
+        reader.page("shop.orders", "item", 2, [0, "x"])
+    assert reader.page("shop.none", "item", 2).rows == []

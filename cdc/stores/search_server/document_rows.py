@@ -14,6 +14,8 @@ from cdc.stores.search_server.index_mapping import META, DocumentColumn
 from cdc.table import TableSchema
 from cdc.target_names import POSITION_COLUMN
 
+_SORTED: Final = frozenset({"byte", "short", "integer", "long", "float", "double", "keyword"})
+"""Field types whose sort values the server accepts again as the beginning of the next page."""
 _WORDS: Final = frozenset({ValueKind.WORDS, ValueKind.EXACT})
 
 
@@ -29,14 +31,19 @@ class ShownTable:
     """Column id → value in documents that are older than the column."""
     rules: str
     """cdc.config.sinks.search_fingerprint of the rules under which the documents were written."""
+    order: Sequence[Mapping[str, str]]
+    """Sort of a search: best match first, then by the key; the last criterion is unique in each shard."""
 
     @classmethod
     def of(cls, table: TableRecord, mapping: Mapping[str, Any]) -> Self:
         """Return how the documents of a table become rows. mapping: the mapping of its index."""
         meta, schema = mapping["_meta"][META], TableSchema.from_json(table.schema or "")
         columns = [DocumentColumn.from_json(parts) for parts in meta["columns"]]
+        fields, key = {column.id: column.field for column in columns}, meta["key"]
+        sorted_key = [{name: "asc"} for id_ in key for name in _sort_fields(fields[id_], mapping["properties"])]
+        order = [{"_score": "desc"}, *sorted_key, {"_seq_no": "asc"}]
         return cls(
-            table.topic, columns, meta["key"], {column.id: column.missing for column in schema.sent}, meta["rules"]
+            table.topic, columns, key, {column.id: column.missing for column in schema.sent}, meta["rules"], order
         )
 
     @property
@@ -59,3 +66,11 @@ class ShownTable:
             source={column.name: texts[column.id] for column in self.columns},
             score=float(hit.get("_score") or 0.0),
         )
+
+
+def _sort_fields(field: str, properties: Mapping[str, Any]) -> list[str]:
+    """Return the field that sorts by a column: the field itself or its part `keyword`; nothing if neither can."""
+    mapping = properties.get(field, {})
+    if mapping.get("type") in _SORTED:
+        return [field]
+    return [f"{field}.keyword"] if "keyword" in mapping.get("fields", {}) else []

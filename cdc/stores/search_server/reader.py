@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from http import HTTPStatus
 from types import MappingProxyType
 from typing import Any, Final, Self
 
 from cdc.config import SearchSinkDefinition
 from cdc.config.sinks import search_fingerprint
-from cdc.errors import PositionNotReached, SinkUnavailable, TargetRulesChanged
+from cdc.errors import ConfigError, PositionNotReached, SinkUnavailable, TargetRulesChanged
 from cdc.stores.dead_letter_rows import ParkedRow
 from cdc.stores.published_record import Published, TableRecord
-from cdc.stores.search_index_reader import FoundRow
-from cdc.stores.search_server.client import SearchClient
+from cdc.stores.search_index_reader import FoundRow, SearchPage
+from cdc.stores.search_server.client import Answer, SearchClient, error_reason
 from cdc.stores.search_server.document_rows import ShownTable
 from cdc.stores.search_server.document_scan import KEEP_ALIVE, close_point, open_point, scan, scan_point
+from cdc.stores.search_server.document_values import Number
 from cdc.stores.search_server.index_mapping import visible
 from cdc.stores.search_server.sink_state import PublishedState, SinkState
 from cdc.target_names import POSITION_COLUMN
@@ -79,6 +81,14 @@ class SearchServerReader:
                 )
             time.sleep(PAUSE)
 
+    def reopen(self) -> Self:
+        """Return a reader of the present published record, with the same connections."""
+        return type(self)(self._sink, self._client, _published(self._client, self._sink.name))
+
+    def close(self) -> None:
+        """Close the connections to the server."""
+        self._client.close()
+
     @property
     def topics(self) -> dict[str, int]:
         """The relation of each topic; of a table that was created again, the latest relation."""
@@ -123,6 +133,29 @@ class SearchServerReader:
         found = [row for name in self.topics if topic in {None, name} for row in self._search(name, words, limit)]
         return sorted(found, key=lambda row: -row.score)[:limit]
 
+    def page(self, topic: str, words: str, limit: int, after: Sequence[Any] | None = None) -> SearchPage:
+        """Return up to `limit` rows of a table that contain every word; after: `next` of the page before.
+
+        Rows with the same score are in the order of their keys, where the server can sort the key. Raises ConfigError
+        if the server refuses the words or the beginning of the page.
+        """
+        table = self._table(topic)
+        if table is None:
+            return SearchPage([], None)
+        shown = self._shown(table)
+        # one more row than the page has shows whether another page follows
+        body = {"size": limit + 1, "sort": shown.order, "track_total_hits": False}
+        body |= {} if after is None else {"search_after": list(after)}
+        answer = self._ask(table, shown, words, body)
+        if answer.status == HTTPStatus.BAD_REQUEST:
+            raise ConfigError(
+                f"the search server refuses the search: {error_reason(answer.body)}",
+                remedy="correct the words, or start the search again without the page token",
+            )
+        hits = answer.body["hits"]["hits"]
+        place = [_parsed(value) for value in hits[limit - 1]["sort"]] if len(hits) > limit else None
+        return SearchPage([shown.row(hit) for hit in hits[:limit]], place)
+
     def documents(self, topic: str) -> Iterator[FoundRow]:
         """Yield all rows of a table, unordered; yield nothing if the sink does not have the topic."""
         table = self._table(topic)
@@ -161,22 +194,43 @@ class SearchServerReader:
         if table is None:
             return []
         shown = self._shown(table)
-        fields = shown.searched or ["*"]
-        options = {"query": words, "fields": fields, "default_operator": "AND", "lenient": True}
+        answer = self._ask(table, shown, words, {"size": limit})
+        # the words are no valid query string
+        return (
+            [] if answer.status == HTTPStatus.BAD_REQUEST else [shown.row(hit) for hit in answer.body["hits"]["hits"]]
+        )
+
+    def _ask(self, table: TableRecord, shown: ShownTable, words: str, body: Mapping[str, Any]) -> Answer:
+        """Search the index of a table, and return the answer, which may be a refusal with status 400.
+
+        body: everything but the query.
+        """
+        # copies of a shard give a row different scores, so pages of one search must come from the same copies
+        copies = hashlib.sha256(words.encode()).hexdigest()[:16]
+        options = {"query": words, "fields": shown.searched or ["*"], "default_operator": "AND", "lenient": True}
         for query in ({"query_string": {**options, "type": "cross_fields"}}, {"simple_query_string": options}):
-            body = {"size": limit, "query": {"bool": {"must": [query], **self._visible(table.target)["bool"]}}}
             answer = self._client.ask(
-                "POST", f"/{table.target}/_search", body, allowed=(HTTPStatus.BAD_REQUEST,), exact=True
+                "POST",
+                f"/{table.target}/_search?preference={copies}",
+                {**body, "query": {"bool": {"must": [query], **self._visible(table.target)["bool"]}}},
+                allowed=(HTTPStatus.BAD_REQUEST,),
+                exact=True,
             )
-            if answer.status != HTTPStatus.BAD_REQUEST:  # the words are no valid query string
-                return [shown.row(hit) for hit in answer.body["hits"]["hits"]]
-        return []
+            if answer.status != HTTPStatus.BAD_REQUEST:
+                break
+        return answer
 
 
 def _connected(sink: SearchSinkDefinition) -> SearchClient:
+    """Connect to the server of a sink. Raises SinkUnavailable if the sink has not written anything there yet."""
     client = SearchClient(sink.access, sink.engine)
-    answer = client.ask("HEAD", f"/{SinkState(client, sink.name).index}", allowed=(HTTPStatus.NOT_FOUND,))
+    try:
+        answer = client.ask("HEAD", f"/{SinkState(client, sink.name).index}", allowed=(HTTPStatus.NOT_FOUND,))
+    except BaseException:
+        client.close()
+        raise
     if answer.status == HTTPStatus.NOT_FOUND:
+        client.close()
         raise SinkUnavailable(
             f"the sink {sink.name!r} has no indexes on the search server yet",
             remedy="start 'cdc run', and wait until the sink has published a cut",
@@ -194,3 +248,8 @@ def _newest(client: SearchClient, point: str) -> int:
     body = {"size": 1, "pit": {"id": point, "keep_alive": KEEP_ALIVE}, "sort": [{POSITION_COLUMN: "desc"}]}
     hits = client.ask("POST", "/_search", body, exact=True).body["hits"]["hits"]
     return int(hits[0]["_source"][POSITION_COLUMN]) if hits else -1
+
+
+def _parsed(value: Any) -> Any:
+    """Return a sort value as the JSON value that the server sent."""
+    return json.loads(value) if isinstance(value, Number) else value
