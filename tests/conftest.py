@@ -74,6 +74,7 @@ pytest_plugins = [
     "tests.fixtures.postgres",
     "tests.fixtures.pipeline",
     "tests.fixtures.s3",
+    "tests.fixtures.search_stores",
     "tests.fixtures.spark",
 ]
 
