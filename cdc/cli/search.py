@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,15 +9,46 @@ import typer
 from cdc import DEFAULT_CONFIG
 from cdc.cli.options import ConfigOption, JsonOption
 from cdc.command_output import echo, emit, escaped_for_terminal
-from cdc.errors import ConfigError, UnknownName
 
 if TYPE_CHECKING:
-    from cdc.config import Definition
     from cdc.stores.search_index_reader import FoundRow
-    from cdc.stores.search_reader import SearchReader
 
 _CELL = 60
 """Maximum number of characters per value in a line on the terminal; `--json` prints values in full."""
+
+TableArgument = Annotated[
+    str,
+    typer.Argument(help="Search this table; write schema.table, or only the table's name if one schema has it."),
+]
+WordsArgument = Annotated[
+    str, typer.Argument(help="Find rows with all these words; column:word searches only one column.")
+]
+SearchLimitOption = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="Print at most this many rows.")]
+AfterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--after",
+        metavar="TOKEN",
+        help="Print the page after this one: a token from `next` of --json. It is valid until the table's position "
+        "changes.",
+    ),
+]
+SearchSinkOption = Annotated[
+    str | None,
+    typer.Option("--sink", help="Search in this search sink [default: the first search sink that has the table]."),
+]
+MinPositionOption = Annotated[
+    str | None,
+    typer.Option(
+        "--min-position",
+        metavar="POSITION",
+        help="Wait until the table has every change up to this position; write it as 16/B374D848 or 2:16/B374D848. "
+        "Without an epoch, the position is an LSN of the sink's present epoch.",
+    ),
+]
+WaitOption = Annotated[
+    str, typer.Option("--timeout", help="Wait at most this long for --min-position, for example 500ms or 1m.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -26,64 +56,50 @@ def register(app: typer.Typer) -> None:
     app.command()(search)
 
 
-def search(
-    table: Annotated[
-        str,
-        typer.Argument(help="Search this table; write schema.table, or only the table's name if one schema has it."),
-    ],
-    words: Annotated[str, typer.Argument(help="Find rows with all these words; column:word searches only one column.")],
+def search(  # noqa: PLR0913, PLR0917 - one parameter per option
+    table: TableArgument,
+    words: WordsArgument,
     config: ConfigOption = DEFAULT_CONFIG,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Print at most this many rows.")] = 10,
+    limit: SearchLimitOption = 10,
+    after: AfterOption = None,
+    sink: SearchSinkOption = None,
+    min_position: MinPositionOption = None,
+    timeout: WaitOption = "10s",
     json: JsonOption = False,
 ) -> None:
     """Find rows of a table by the words in them, best match first."""
     from cdc.config import load_definition
-    from cdc.position import Position
+    from cdc.stores.table_search import SearchRequest, search_table
 
-    index, topic = _find_index(load_definition(config), table)
-    found = index.search(topic, words, limit)
-    position = None if index.published is None else str(Position(index.published.position))
-    summary = f"{len(found)} rows of {topic} at {position}"
+    request = SearchRequest(
+        table=table,
+        words=words,
+        limit=limit,
+        after=after,
+        sink=sink,
+        min_position=min_position,
+        timeout=_seconds(timeout),
+    )
+    answer = search_table(load_definition(config), request)
+    more = "" if answer.next is None else "; further rows are left out because of --limit"
+    summary = f"{len(answer.rows)} rows of {answer.topic} at {answer.position}{more}"
     if json:
-        rows = [{"key": row.key, "position": str(row.position), "score": row.score, "row": row.source} for row in found]
-        emit("search", json=True, summary=summary, result={"topic": topic, "position": position, "rows": rows})
+        emit("search", json=True, summary=summary, result=answer.to_json())
         return
-    for row in found:
+    for row in answer.rows:
         _print(row)
     emit("search", json=False, summary=summary)
 
 
-def _find_index(definition: Definition, table: str) -> tuple[SearchReader, str]:
-    """Return the index of the first search sink that has the table, and the topic of the table.
+def _seconds(text: str) -> float:
+    from pydantic_core import PydanticCustomError
 
-    Raises TargetRulesChanged if the index may contain values that the rules of the sink hide.
-    """
-    from cdc.stores.search_reader import open_search
-    from cdc.table import split_topic
+    from cdc.config.units import seconds
 
-    indexes = [(sink, open_search(sink)) for sink in definition.sinks if sink.type == "search"]
-    if not indexes:
-        raise ConfigError(
-            f"pipeline {definition.name!r} has no search sink", remedy="add a sink of type search to the definition"
-        )
-    for sink, index in indexes:
-        if (topic := _topic(index.topics, table)) is not None:
-            index.check_rules(index.topics[topic], sink)
-            return index, topic
-    topics = {topic for _, index in indexes for topic in index.topics}
-    known = ", ".join(sorted(topics)) or "none yet"
-    several = any(table == split_topic(topic)[1] for topic in topics)
-    raise UnknownName(
-        f"the search sinks contain {'several tables' if several else 'no table'} called {table!r}",
-        remedy=f"choose one of these tables: {known}",
-    )
-
-
-def _topic(topics: Iterable[str], table: str) -> str | None:
-    from cdc.table import split_topic
-
-    fitting = [topic for topic in topics if table in {topic, split_topic(topic)[1]}]
-    return table if table in fitting else fitting[0] if len(fitting) == 1 else None
+    try:
+        return seconds(text)
+    except PydanticCustomError as error:
+        raise typer.BadParameter(error.message(), param_hint="--timeout") from error
 
 
 def _print(row: FoundRow) -> None:

@@ -106,7 +106,8 @@ class TableSearch:
         """Search, and return the page; None if the table has not reached the position yet.
 
         Raises PositionNotReached if the time is over, UnknownName for a table that no sink has, CutUnavailable if the
-        page token belongs to another position, and SinkUnavailable if a sink cannot be read.
+        page token belongs to another position, SinkUnavailable if a sink cannot be read, and TargetRulesChanged if the
+        documents may have values that the rules of the sink hide.
         """
         self._attempts += 1
         self._unavailable = None
@@ -115,6 +116,7 @@ class TableSearch:
             reader = self._open(sink)
             topic = None if reader is None else find_topic(list(reader.topics), self._request.table)
             if reader is not None and topic is not None:
+                reader.check_rules(reader.topics[topic], sink)
                 return self._page(sink.name, reader, topic, is_last=is_last)
         if is_last or self._have_all_reached():
             raise self._unavailable or self._unknown_table()

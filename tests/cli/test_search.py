@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -11,6 +13,7 @@ from pipelines.sinks.search.sink import SearchSink
 from tests.cli.command import run
 from tests.config.definitions import SOUND, write
 from tests.contracts.folded import batch, put
+from tests.fixtures.search_stores import SearchStore, mugs
 
 SEARCH = "  - {name: find, type: search, path: find}\n"
 
@@ -44,6 +47,39 @@ def test_documents_of_other_rules_are_not_shown(tmp_path: Path, capsys: pytest.C
     assert (refused.status, "blue" in refused.output + refused.errors) == (1, False)
     assert "CDC-3019" in refused.errors
     assert "restart the apply process" in refused.errors
+
+
+def test_pages_follow_each_other_and_a_search_waits_for_a_position(
+    search_store: SearchStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (sink,) = search_store.definition.sinks
+    assert sink.type == "search"
+    server = None if sink.server is None else {"url": sink.server.url, "index": sink.server.index}
+    keys = "path: find" if server is None else f"engine: opensearch, server: {json.dumps(server)}"
+    definition = write(tmp_path, f"{SOUND}  - {{name: find, type: search, {keys}}}\n")
+    search_store.publish(mugs(range(5)), 20)
+
+    first = run(capsys, "search", "orders", "mug", "--limit", "3", "-c", definition, "--json")
+    token = first.envelope["result"]["next"]
+    second = run(capsys, "search", "orders", "mug", "--limit", "3", "--after", token, "-c", definition, "--json")
+
+    assert "further rows are left out because of --limit" in first.envelope["summary"]
+    keys_found = [row["key"][0] for page in (first, second) for row in page.envelope["result"]["rows"]]
+    assert (sorted(keys_found), second.envelope["result"]["next"]) == (["0", "1", "2", "3", "4"], None)
+    late = ("search", "orders", "mug", "--min-position", "0/15", "-c", definition)
+    early = run(capsys, *late, "--timeout", "50ms", "--json")
+    assert (early.status, early.envelope["error"]["code"]) == (1, "CDC-5003")
+    assert "is at 0/14: it did not reach 0/15 within 0.05 s" in early.envelope["error"]["message"]
+    publishing = Thread(target=search_store.publish, args=(mugs([5], 25), 40))
+    publishing.start()
+    found = run(capsys, *late, "--sink", "find", "--timeout", "1m", "--json")
+    publishing.join()
+    assert (len(found.envelope["result"]["rows"]), found.envelope["result"]["position"]) == (6, "0/28")
+
+
+def test_a_timeout_without_a_unit_is_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    outcome = run(capsys, "search", "orders", "mug", "--timeout", "10", "-c", write(tmp_path, SOUND + SEARCH))
+    assert (outcome.status, "expected a duration with its unit" in outcome.errors) == (2, True)
 
 
 @pytest.mark.parametrize(

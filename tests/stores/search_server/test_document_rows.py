@@ -19,7 +19,9 @@ def shown() -> ShownTable:
         state=TargetState.STREAMING.value, schema=WIDER.to_json().decode(),
     )  # fmt: skip
     columns = [one.to_json() for one in document_columns(WIDER.columns, {})]
-    return ShownTable.of(record, {"_meta": {META: {"columns": columns, "key": [1], "rules": ""}}})
+    return ShownTable.of(
+        record, {"_meta": {META: {"columns": columns, "key": [1], "rules": ""}}, "properties": {"id": {"type": "long"}}}
+    )
 
 
 def test_a_row_has_texts_a_missing_column_its_default_and_unusual_json_its_text():
