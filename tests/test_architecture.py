@@ -88,7 +88,6 @@ WIDE = {
     "cdc.capture.reader_process": 14,
     "cdc.capture.reader": 24,
     "cdc.demo.run": 17,
-    "cdc.service.api.app": 13,
     "pipelines.sink_loop": 13,
     "pipelines.apply_process": 14,
     "pipelines.opened_sink": 17,
