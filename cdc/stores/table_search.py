@@ -186,7 +186,7 @@ def find_topic(topics: Sequence[str], table: str) -> str | None:
 def _search_sinks(definition: Definition, name: str | None) -> list[SearchSinkDefinition]:
     sinks = [sink for sink in definition.sinks if sink.type == "search"]
     if not sinks:
-        raise ConfigError(
+        raise UnknownName(
             f"pipeline {definition.name!r} has no search sink", remedy="add a sink of type search to the definition"
         )
     named = [sink for sink in sinks if name in {None, sink.name}]

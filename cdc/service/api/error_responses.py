@@ -18,7 +18,11 @@ from cdc.errors import (
     CatalogUnavailable,
     CdcError,
     ConfigError,
+    CutUnavailable,
     LogError,
+    PositionNotReached,
+    RequestRefused,
+    SinkError,
     SourceError,
     StateConflict,
     UnknownName,
@@ -26,11 +30,15 @@ from cdc.errors import (
 
 _STATUSES: Final = (
     (UnknownName, 404),
+    (RequestRefused, 403),
     (StateConflict, 409),
+    (CutUnavailable, 409),
     (ConfigError, 422),
     (CatalogUnavailable, 503),
     (SourceError, 503),
     (LogError, 503),
+    (SinkError, 503),
+    (PositionNotReached, 504),
 )
 """HTTP status by error class; the first entry whose class matches the error applies."""
 _SERVER_ERROR: Final = 500
@@ -62,7 +70,7 @@ ERROR_RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
     404: {"model": ErrorResponse, "description": "there is no object with that name or number"},
     409: {"model": ErrorResponse, "description": "the request conflicts with a running or finished job"},
     422: {"model": ErrorResponse, "description": "the request is invalid"},
-    503: {"model": ErrorResponse, "description": "the catalog, the log or the source does not answer"},
+    503: {"model": ErrorResponse, "description": "the catalog, the log, the source or a sink does not answer"},
 }
 """Error responses that every path below `/api/v1` may return in addition to its own responses."""
 

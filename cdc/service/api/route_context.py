@@ -6,10 +6,11 @@ parameter of type `Context`, `OwnContext`, `Sampler` or `Actor` gets the object 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Annotated, Final
 
+from anyio import CapacityLimiter
 from fastapi import Depends, Path, Request
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -21,6 +22,8 @@ from cdc.service.background_jobs import ReplayJobs, VerificationJobs
 
 ACCEPTED: Final = 202
 """HTTP status of an accepted request, which the reader, the apply process or a child process carries out later."""
+MAX_SEARCHES: Final = 8
+"""Maximum number of searches that run at once; others wait for their turn."""
 
 Text = Annotated[str, Field(min_length=1, max_length=10_000)]
 PipelinePath = Annotated[str, Path(description="Name of the pipeline in the definition.")]
@@ -48,6 +51,8 @@ class RouteContext:
     definition: Definition
     replays: ReplayJobs
     verifications: VerificationJobs
+    searches: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(MAX_SEARCHES))
+    """Limit of the threads that search."""
 
     @property
     def name(self) -> str:

@@ -8,7 +8,18 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from cdc.errors import CatalogUnavailable, CdcError, ChildFailed, ConfigError, StateConflict, UnknownName
+from cdc.errors import (
+    CatalogUnavailable,
+    CdcError,
+    ChildFailed,
+    ConfigError,
+    CutUnavailable,
+    PositionNotReached,
+    RequestRefused,
+    SinkUnavailable,
+    StateConflict,
+    UnknownName,
+)
 from cdc.service.api.error_responses import add_error_handlers
 
 
@@ -37,6 +48,10 @@ def answer_of(app: FastAPI, path: str) -> httpx.Response:
         (ConfigError("no key"), 422),
         (CatalogUnavailable("away"), 503),
         (ChildFailed("ended"), 500),
+        (RequestRefused("no token"), 403),
+        (CutUnavailable("another position"), 409),
+        (SinkUnavailable("away"), 503),
+        (PositionNotReached("too slow"), 504),
     ],
 )
 def test_the_kind_of_an_error_decides_the_status(error: CdcError, status: int) -> None:

@@ -17,7 +17,7 @@ def test_the_description_has_the_routes_of_every_module_with_their_errors() -> N
     }
     every = operations.values()
 
-    assert {tag for one in every for tag in one["tags"]} >= {"status", "log", "dead letters"}
+    assert {tag for one in every for tag in one["tags"]} >= {"status", "log", "dead letters", "search"}
     assert [one for one in every if not {"401", "404", "422", "503"} <= one["responses"].keys()] == []
     assert [one for one in every if not one["description"] or not one["security"]] == []
     assert "/page/events" not in described
