@@ -18,6 +18,7 @@ from __future__ import annotations
 import fcntl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
@@ -26,8 +27,23 @@ from typing import Any, Final
 
 import numba
 
+_ONLY_CACHED: Final = ContextVar("_ONLY_CACHED", default=False)
 LOCK_FILE: Final = "cdc-kernels.lock"
 """Name of the lock file in a cache directory; its content is the fingerprint of the compiled package."""
+
+
+class FunctionNotCached(Exception):
+    """A function would have to be compiled, or wait for another process that compiles, inside `only_cached`."""
+
+
+@contextmanager
+def only_cached() -> Iterator[None]:
+    """Raise FunctionNotCached inside the block instead of compiling a function."""
+    token = _ONLY_CACHED.set(True)
+    try:
+        yield
+    finally:
+        _ONLY_CACHED.reset(token)
 
 
 def cached_njit(function: Callable[..., Any], **options: Any) -> Any:
@@ -38,7 +54,10 @@ def cached_njit(function: Callable[..., Any], **options: Any) -> Any:
     try:
         dispatcher = numba.njit(nogil=True, cache=True, **options)(function)
     except RuntimeError:  # neither NUMBA_CACHE_DIR, nor the package, nor the user's cache is writable
-        return numba.njit(nogil=True, **options)(function)
+        dispatcher = numba.njit(nogil=True, **options)(function)
+        _guard_compiler(dispatcher)
+        return dispatcher
+    _guard_compiler(dispatcher)
     cache = _cache_in(Path(dispatcher.stats.cache_path), Path(function.__code__.co_filename).parent)
     load_or_compile = dispatcher.compile
 
@@ -48,6 +67,18 @@ def cached_njit(function: Callable[..., Any], **options: Any) -> Any:
 
     dispatcher.compile = load_or_compile_locked
     return dispatcher
+
+
+def _guard_compiler(dispatcher: Any) -> None:
+    """Make the compiler of a function, which numba calls if the cache has no code, obey `only_cached`."""
+    compile_now = dispatcher._compiler.compile  # noqa: SLF001 - numba has no public hook between cache and compiler
+
+    def compile_unless_forbidden(*arguments: Any) -> Any:
+        if _ONLY_CACHED.get():
+            raise FunctionNotCached
+        return compile_now(*arguments)
+
+    dispatcher._compiler.compile = compile_unless_forbidden  # noqa: SLF001 - as above
 
 
 class _PackageCache:
@@ -66,7 +97,7 @@ class _PackageCache:
                 yield
                 return
             with (self._path / LOCK_FILE).open("a+b") as file:
-                fcntl.flock(file, fcntl.LOCK_EX)
+                _lock_file(file)
                 self._discard_earlier_code(file)
                 self._depth += 1
                 try:
@@ -86,6 +117,13 @@ class _PackageCache:
         file.truncate(0)
         file.write(self._expected)
         file.flush()
+
+
+def _lock_file(file: Any) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (fcntl.LOCK_NB if _ONLY_CACHED.get() else 0))
+    except BlockingIOError:
+        raise FunctionNotCached from None
 
 
 @lru_cache

@@ -78,9 +78,9 @@ class Package:
         paths = {"PYTHONPATH": f"{ROOT}:{self.folder}", "PYTHONDONTWRITEBYTECODE": "1"}
         return subprocess.Popen(command, env=paths, cwd=self.folder, text=True, **pipes)  # type: ignore[call-overload,no-any-return]
 
-    def call(self) -> str:
+    def call(self, code: str = CALL) -> str:
         """What the process prints."""
-        ended = forked.run("tests.run_code", HERE + CALL.format(name=self.name), self.folder)
+        ended = forked.run("tests.run_code", HERE + code.format(name=self.name), self.folder)
         return ended.output.strip() or ended.errors
 
 
@@ -125,3 +125,32 @@ def test_while_a_process_stores_new_code_no_other_one_runs_the_earlier_code(pack
         other.wait(timeout=3)  # it would have ended long ago with the code that it found
     assert storing.communicate("")[0].strip() == "3"
     assert other.communicate()[0].strip() == "3"
+
+
+ONLY_CACHED = """
+from adder.adding import add; from adder.parts import {name}
+from cdc.cached_njit import FunctionNotCached, only_cached
+try:
+    with only_cached():
+        print(add({name}(1)))
+except FunctionNotCached:
+    print("not cached")
+"""
+
+
+def test_inside_only_cached_a_function_is_loaded_and_never_compiled(package: Package) -> None:
+    package.upgrade(added=1)
+
+    assert package.call(ONLY_CACHED) == "not cached"
+    assert list(package.folder.rglob("*.nb?")) == []
+    assert package.call() == "2"
+    assert package.call(ONLY_CACHED) == "2"
+
+
+def test_inside_only_cached_no_process_waits_for_another_that_compiles(package: Package) -> None:
+    package.upgrade(added=1)
+    compiling = package.start(PAUSE_BEFORE_CODE, [str(package.folder / "paused")])
+    until((package.folder / "paused").exists, "a process that compiles")
+
+    assert package.call(ONLY_CACHED) == "not cached"
+    assert compiling.communicate("")[0].strip() == "2"

@@ -6,8 +6,11 @@ So a reader calls load_kernels before the stream begins; a test asserts that not
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import numpy as np
 
+from cdc.cached_njit import FunctionNotCached, only_cached
 from cdc.lsn import Lsn
 from cdc.pgoutput.columnar_decoder import ColumnarDecoder
 from cdc.pgoutput.copy_decoder import CopyDecoder
@@ -26,6 +29,12 @@ _TABLE = TableSchema(
     replica_identity=ReplicaIdentity.DEFAULT,
     columns=(Column(id=1, name="any", type_oid=25, type_name="text", key=0),),
 )
+
+
+def load_cached_kernels() -> None:
+    """Load the kernels that the cache contains, and compile none."""
+    with only_cached(), suppress(FunctionNotCached):
+        load_kernels()
 
 
 def load_kernels() -> None:
