@@ -69,19 +69,29 @@ def demo(  # noqa: PLR0913, PLR0917 - the options of the command
         raise InvalidDefinition(f"--pg {pg!r} is not supported: expected 16 or 18")
     stop = _stop_on_signals()
 
-    from cdc.demo.run import DemoSettings, play
-    from cdc.demo.terminal import Terminal
+    from cdc.service.pipeline_children import warm_process
 
     jars = tuple(os.path.abspath(jar) for jar in delta_jars.split(",") if jar)  # noqa: PTH100 - a jar may be a link
-    settings = DemoSettings(
-        folder=Path.cwd(), seconds=seconds, rate=rate, keep=keep, version=pg, spark=not no_spark, port=port, jars=jars
-    )
-    screen = Terminal(out, began)
-    try:
-        outcome = play(settings, screen, stop)
-    except KeyboardInterrupt:
-        screen.failed("stopped", "by a second ^C")
-        raise typer.Exit(INTERRUPTED) from None
+    with warm_process() as warm:  # before the imports below, during which it imports as well
+        from cdc.demo.run import DemoSettings, play
+        from cdc.demo.terminal import Terminal
+
+        settings = DemoSettings(
+            folder=Path.cwd(),
+            seconds=seconds,
+            rate=rate,
+            keep=keep,
+            version=pg,
+            spark=not no_spark,
+            port=port,
+            jars=jars,
+        )
+        screen = Terminal(out, began)
+        try:
+            outcome = play(settings, screen, stop, warm)
+        except KeyboardInterrupt:
+            screen.failed("stopped", "by a second ^C")
+            raise typer.Exit(INTERRUPTED) from None
     summary = outcome.summary
     screen.done("bye", summary) if outcome.equal else screen.failed("bye", summary)
     if json:

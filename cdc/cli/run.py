@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
-from typing import Annotated, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -11,6 +13,9 @@ from cdc import DEFAULT_CONFIG
 from cdc.cli.options import ConfigOption, JsonOption
 from cdc.command_output import LineMark, emit, fail, line
 from cdc.errors import ChildFailed, ExitCode
+
+if TYPE_CHECKING:
+    from cdc.service.warm_process import WarmProcess
 
 SERVER_NICE_INCREMENT: Final = 5
 """Amount by which the nice value of the server is increased: its start takes seconds of CPU, in which reader and apply
@@ -64,19 +69,27 @@ def run(
     ^C and SIGTERM let each process finish its batch; a second ^C ends all processes at once. With snapshot.mode
     initial_only the reader exits after the copy of all tables, and the other processes continue.
     """
+    parts = [part.value for part in only or []]
+    from cdc.service.pipeline_children import warm_process
+
+    with warm_process(parts) as warm:  # before the imports of `_supervise`, during which it imports as well
+        _supervise(config, parts, warm, json=json)
+
+
+def _supervise(config: Path, parts: Sequence[str], warm: WarmProcess | None, *, json: bool) -> None:
     from cdc.config import load_definition
     from cdc.config.source import SnapshotMode
+    from cdc.service.pipeline_children import pipeline_children
     from cdc.service.restart_policy import RestartTriggers
-    from cdc.service.supervisor import Supervisor, pipeline_children
+    from cdc.service.supervisor import Supervisor
 
     definition = load_definition(config)
     copies_only = definition.snapshot.mode is SnapshotMode.INITIAL_ONLY
-    parts = [part.value for part in only or []]
-    if (exposure := definition.service.exposure) is not None and (not only or ProcessName.SERVER in only):
+    if (exposure := definition.service.exposure) is not None and (not parts or ProcessName.SERVER in parts):
         raise exposure
     triggers = RestartTriggers(config, definition.catalog.url)
     children = pipeline_children(str(config.resolve()), parts, copies_only=copies_only)
-    supervisor = Supervisor(children, triggers=triggers)
+    supervisor = Supervisor(children, triggers=triggers, warm=warm)
     supervisor.handle_signals()
     if not json:
         line(LineMark.GOOD, f"running {definition.name!r}, ^C stops it", fix=f"cdc status -c {config}")

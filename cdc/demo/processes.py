@@ -11,7 +11,9 @@ from typing import Final, Self
 
 from cdc.demo.workspace import Workspace
 from cdc.errors import CdcError, ChildFailed
-from cdc.service.supervisor import Child, Supervisor
+from cdc.service.pipeline_children import Child, pipeline_children
+from cdc.service.supervisor import Supervisor
+from cdc.service.warm_process import WarmProcess
 
 MAX_RESTARTS: Final = 4
 """Number of restarts of one process after which the demo ends with an error."""
@@ -20,11 +22,17 @@ MAX_RESTARTS: Final = 4
 class DemoProcesses:
     """Context manager that runs child processes; its exit stops them, or kills them after a KeyboardInterrupt."""
 
-    def __init__(self, workspace: Workspace, children: Sequence[Child]) -> None:
+    def __init__(self, workspace: Workspace, children: Sequence[Child], warm: WarmProcess | None = None) -> None:
+        """`warm` is the process from which the children are forked."""
         self._workspace = workspace
-        self._supervisor = Supervisor(children, say=self._append_output)
+        self._supervisor = Supervisor(children, say=self._append_output, warm=warm)
         self._failure: CdcError | None = None
         self._thread = Thread(target=self._run, name="supervisor")
+
+    @classmethod
+    def of_pipeline(cls, workspace: Workspace, names: Sequence[str], warm: WarmProcess | None) -> Self:
+        """Return these processes of the demo's pipeline, forked from `warm` if it is not None."""
+        return cls(workspace, pipeline_children(str(workspace.definition), names), warm)
 
     def __enter__(self) -> Self:
         self._thread.start()

@@ -26,7 +26,7 @@ from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.postgres.embedded_server import EmbeddedPostgres
 from cdc.service.machine_load import LAG_THRESHOLD
-from cdc.service.supervisor import pipeline_children
+from cdc.service.warm_process import WarmProcess
 
 POLL_INTERVAL: Final = 0.1
 """Seconds between two snapshots of the pipeline until every sink has rows, and after the workload has ended."""
@@ -312,14 +312,20 @@ class DemoSettings:
     jars: tuple[str, ...] = ()
 
     @property
+    def processes(self) -> tuple[str, ...]:
+        """Return the names of the processes that the demo starts."""
+        return ("reader", "server", "apply") if self.spark else ("reader", "server")
+
+    @property
     def sinks(self) -> tuple[str, ...]:
         """Return the names of the sinks that the demo fills from the start."""
         return (LAKE, SEARCH) if self.spark else ()
 
 
-def play(settings: DemoSettings, screen: Terminal, stop: Event) -> DemoReport:
+def play(settings: DemoSettings, screen: Terminal, stop: Event, warm: WarmProcess | None) -> DemoReport:
     """Run the demo until `stop` is set or its seconds are over; then remove its state, unless `keep` is set.
 
+    The processes of the pipeline are forked from `warm`, if it is not None.
     Raises ChildFailed if a process ends unexpectedly, PositionNotReached if a sink does not catch up.
     """
     with ExitStack() as stack:
@@ -328,10 +334,7 @@ def play(settings: DemoSettings, screen: Terminal, stop: Event) -> DemoReport:
         dsn = stack.enter_context(_database(settings, workspace, screen))
         port = _page_port(settings, screen)
         workspace.define(dsn, port, settings.jars)
-        processes = ("reader", "server", "apply") if settings.spark else ("reader", "server")
-        children = stack.enter_context(
-            DemoProcesses(workspace, pipeline_children(str(workspace.definition), processes))
-        )
+        children = stack.enter_context(DemoProcesses.of_pipeline(workspace, settings.processes, warm))
         probe = PipelineProbe(workspace)
         stack.callback(probe.close)
         return LivePhase(DemoContext(settings, screen, workspace, dsn, port), children, probe, stop).play()

@@ -38,7 +38,7 @@ from cdc.demo.verification_step import verify
 from cdc.errors import ChildFailed, UnknownName
 from cdc.postgres.connection import connect
 from cdc.postgres.sqlstate import map_errors
-from cdc.service.supervisor import Child
+from cdc.service.pipeline_children import Child
 from cdc.target_names import END_COLUMN, FROM_COLUMN, START_COLUMN, TO_COLUMN
 
 STEP_SECONDS: Final = 120.0

@@ -22,7 +22,7 @@ import structlog
 from cdc.catalog import Catalog, Command, CommandState
 from cdc.catalog.commands import JOB_LEASE, REPLAY, VERIFY
 from cdc.errors import CdcError, ChildFailed, StateConflict, VerifyMismatch
-from cdc.service.supervisor import die_with_parent, kill_group
+from cdc.service.child_process import die_with_parent, kill_group
 from cdc.verify_and_replay_options import Against, VerifyMode
 
 STOP_TIMEOUT: Final = 5.0

@@ -152,5 +152,6 @@ def _command_line_has(pid: int, word: str) -> bool:
     The check is needed because a reported pid may be from another machine, or may belong to another process by now.
     """
     with suppress(OSError):
-        return word.encode() in (_PROC / str(pid) / "cmdline").read_bytes().split(b"\0")
+        # the title that a forked process has set is one argument
+        return word.encode() in (_PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").split(b" ")
     return False

@@ -11,43 +11,35 @@ A child with `may_end` is done when it exits with status 0. When all children ar
 To stop, the supervisor sends SIGTERM to the children in the given order, one after the other: readers of the log before
 its writer. A child that passes its deadline gets SIGKILL. After a second signal all children get SIGKILL at once. On
 Linux the kernel ends the children when the supervisor dies, even after `kill -9`.
+
+The children of a pipeline are forked from a warm process (`warm_process.py`), if there is one. All other children are
+started as programs. So is a child that the warm process could not fork.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from threading import Thread
 from types import FrameType
-from typing import IO, Any, Final
+from typing import IO, Final
 
 from cdc.errors import ChildFailed, ExitCode
+from cdc.service.child_process import die_with_parent, kill_group
+from cdc.service.pipeline_children import Child
 from cdc.service.restart_policy import RestartPolicy, Triggers
+from cdc.service.warm_process import ForkedProcess, WarmProcess
 
 POLL: Final = 0.05
 """Seconds between two checks of a child that is ending."""
 INTERRUPTED: Final = 130
 RETRY_HINT: Final = "or at once when the definition changes, a cdc command changes something, or you run kill -USR1"
-_PR_SET_PDEATHSIG: Final = 1
-_LIBC: Final = ctypes.CDLL(None) if sys.platform == "linux" else None
-
-
-@dataclass(frozen=True, slots=True)
-class Child:
-    """One process that the supervisor keeps running."""
-
-    name: str
-    command: tuple[str, ...]
-    may_end: bool = False
-    """True if exit status 0 means that the process is done and must not be restarted."""
 
 
 @dataclass(slots=True)
@@ -55,12 +47,14 @@ class _ChildState:
     """A child and the state of its current process."""
 
     spec: Child
-    process: subprocess.Popen[bytes] | None = None
+    process: subprocess.Popen[bytes] | ForkedProcess | None = None
     started: float = 0.0
     failures: int = 0
     start_at: float = 0.0
     done: bool = False
     halted: bool = False
+    unforked: bool = False
+    """True if the warm process could not fork the last process."""
     definition: str = ""
     """Digest that the definition had when the child was started."""
     began: float = 0.0
@@ -78,11 +72,12 @@ class Supervisor:
         policy: RestartPolicy | None = None,
         say: Callable[[str, str], None] | None = None,
         triggers: Triggers | None = None,
+        warm: WarmProcess | None = None,
     ) -> None:
         self._children = [_ChildState(child) for child in children]
         self._policy = policy or RestartPolicy()
         self._print = say or _print_line
-        self._triggers = triggers
+        self._triggers, self._warm = triggers, warm
         self._retries: SimpleQueue[None] = SimpleQueue()  # put() is safe in a signal handler, Event.set() is not
         self._signals: SimpleQueue[int] = SimpleQueue()
         self.restarts: dict[str, int] = {child.name: 0 for child in children}
@@ -165,7 +160,15 @@ class Supervisor:
             self.restarts[child.spec.name] += 1
         child.halted, child.began = False, time.time()
         child.definition = "" if self._triggers is None else self._triggers.definition_digest()
-        child.process = subprocess.Popen(
+        child.process = self._start_process(child)
+        child.started = now
+        child.reader = Thread(target=self._forward_output, args=(child.spec.name, child.process.stdout), daemon=True)
+        child.reader.start()
+
+    def _start_process(self, child: _ChildState) -> subprocess.Popen[bytes] | ForkedProcess:
+        if self._warm is not None and child.spec.imports and not child.unforked:
+            return self._warm.fork(child.spec.command, child.spec.imports)
+        return subprocess.Popen(
             child.spec.command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -174,12 +177,11 @@ class Supervisor:
             start_new_session=True,
             preexec_fn=die_with_parent(),  # noqa: PLW1509 - one prctl call, no locks taken
         )
-        child.started = now
-        child.reader = Thread(target=self._forward_output, args=(child.spec.name, child.process.stdout), daemon=True)
-        child.reader.start()
 
     def _handle_exit(self, child: _ChildState, code: int, now: float) -> None:
         _join_output_thread(child)
+        ended = _describe_end(child.process, code)
+        child.unforked = isinstance(child.process, ForkedProcess) and not child.process.pid
         child.process = None
         if code == ExitCode.USAGE:
             raise ChildFailed(
@@ -193,10 +195,9 @@ class Supervisor:
         child.failures = 1 if now - child.started >= self._policy.healthy_after else child.failures + 1
         wait = self._policy.wait(child.failures, code)
         child.start_at = now + wait
-        ended = f"signal {-code}" if code < 0 else f"status {code}"
         child.halted = code == ExitCode.HALTED
         sooner = f", {RETRY_HINT} {os.getpid()}" if child.halted else ""
-        self._print(child.spec.name, f"ended with {ended}; restarting in {wait:.1f} s{sooner}")
+        self._print(child.spec.name, f"{ended}; restarting in {wait:.1f} s{sooner}")
 
     def _end(self) -> bool:
         """Stop the children in order; return True if a second signal made them end at once."""
@@ -210,14 +211,14 @@ class Supervisor:
             if child.process.poll() is None:
                 why = "a second signal arrived" if forced else "it did not end in time"
                 self._print(child.spec.name, f"killed the process, because {why}")
-                kill_group(child.process)
+                _kill_group(child.process)
             child.process.wait()
             # grandchildren (a JVM, workers) are in the group
-            kill_group(child.process)
+            _kill_group(child.process)
             _join_output_thread(child)
         return forced
 
-    def _wait_for_exit(self, process: subprocess.Popen[bytes]) -> bool:
+    def _wait_for_exit(self, process: subprocess.Popen[bytes] | ForkedProcess) -> bool:
         """Wait until a child has exited or its deadline has passed; return True if a signal arrived before that."""
         limit = time.monotonic() + self._policy.deadline
         while time.monotonic() < limit and process.poll() is None:
@@ -230,19 +231,10 @@ class Supervisor:
             self._print(name, line.decode(errors="replace").rstrip("\n"))
 
 
-def pipeline_children(config: str, only: Sequence[str] = (), *, copies_only: bool = False) -> list[Child]:
-    """Return the child processes of one pipeline, in the order in which the supervisor stops them.
-
-    `only` contains the names of the processes to return; empty means all processes. With `copies_only`, the supervisor
-    does not restart the reader after exit status 0.
-    """
-    python = sys.executable
-    every = [
-        Child("apply", (python, "-u", "-m", "pipelines", "apply", "-c", config)),
-        Child("reader", (python, "-u", "-m", "cdc", "reader", "-c", config), may_end=copies_only),
-        Child("server", (python, "-u", "-m", "cdc", "server", "-c", config)),
-    ]
-    return [child for child in every if not only or child.name in only]
+def _describe_end(process: subprocess.Popen[bytes] | ForkedProcess | None, code: int) -> str:
+    if isinstance(process, ForkedProcess) and process.is_lost:
+        return "ended with the warm process" if process.pid else "was not started by the warm process"
+    return f"ended with signal {-code}" if code < 0 else f"ended with status {code}"
 
 
 def _print_line(name: str, line: str) -> None:
@@ -256,25 +248,8 @@ def _join_output_thread(child: _ChildState) -> None:
         child.reader.join(timeout=1.0)
 
 
-def kill_group(process: subprocess.Popen[Any]) -> None:
-    """Kill all running processes in the process group of a child."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-
-
-def die_with_parent() -> Callable[[], None] | None:
-    """Return a function for `preexec_fn` that makes the kernel send SIGTERM to the child when its parent thread ends.
-
-    Return None if the system is not Linux.
-    """
-    libc, parent = _LIBC, os.getpid()
-    if libc is None:
-        return None
-
-    def ask_kernel() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        # the parent may have died between fork and the line above
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return ask_kernel
+def _kill_group(process: subprocess.Popen[bytes] | ForkedProcess) -> None:
+    if isinstance(process, ForkedProcess):
+        process.kill_group()
+    else:
+        kill_group(process)

@@ -20,7 +20,7 @@ from cdc.demo.sink_steps import HISTORY, DeadLetterStep, HistorySinkStep, StepSe
 from cdc.demo.terminal import Terminal
 from cdc.demo.time_travel_step import TimeTravelStep
 from cdc.demo.workspace import Workspace, free_port
-from cdc.service.supervisor import pipeline_children
+from cdc.service.pipeline_children import pipeline_children
 from cdc.stores.published_record import Published
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink

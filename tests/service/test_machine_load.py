@@ -28,6 +28,20 @@ def _apply() -> Iterator[int]:
     parent.wait()
 
 
+def test_a_process_is_found_by_a_word_of_the_title_that_it_has_set() -> None:
+    """A process that was forked has its whole command line in one argument."""
+    title = "import setproctitle; setproctitle.setproctitle('python -m pipelines apply -c shop.yaml')\n"
+    with subprocess.Popen([sys.executable, "-c", title + BUSY]) as process:
+        meter = LoadMeter()
+
+        def is_found() -> bool:
+            load = meter.measure(time.monotonic(), {"apply": process.pid})
+            return load is not None and load.pipeline > 0
+
+        until(is_found, "the time of the process to be counted", seconds=60)
+        process.kill()
+
+
 def spent_by_children_of(pid: int) -> float:
     """Seconds of processor time, as ps counts it."""
     told = subprocess.run(

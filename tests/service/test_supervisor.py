@@ -16,8 +16,10 @@ import pytest
 
 from cdc.catalog import Catalog
 from cdc.errors import ChildFailed, ExitCode
+from cdc.service.pipeline_children import Child
 from cdc.service.restart_policy import RestartPolicy, RestartTriggers
-from cdc.service.supervisor import INTERRUPTED, Child, Supervisor, pipeline_children
+from cdc.service.supervisor import INTERRUPTED, Supervisor
+from cdc.service.warm_process import WarmProcess
 from tests.fixtures import forked
 
 QUICK = RestartPolicy(first=0.01, most=0.05, jitter=0.01, deadline=10.0)
@@ -194,7 +196,8 @@ def test_a_second_signal_kills_at_once() -> None:
 
 SUPERVISED = """
 import sys
-from cdc.service.supervisor import Child, Supervisor
+from cdc.service.pipeline_children import Child
+from cdc.service.supervisor import Supervisor
 supervisor = Supervisor([Child("child", (sys.executable, "-c", {child!r}))])
 supervisor.handle_signals()
 sys.exit(supervisor.run())
@@ -219,7 +222,52 @@ def test_no_child_outlives_a_supervisor_that_is_ended(number: signal.Signals) ->
     assert status == (0 if number is not signal.SIGKILL else -signal.SIGKILL)
 
 
-def test_a_pipeline_has_three_processes_and_only_the_asked_ones_are_started() -> None:
-    assert [child.name for child in pipeline_children("shop.yaml")] == ["apply", "reader", "server"]
-    assert [child.name for child in pipeline_children("shop.yaml", ["reader", "server"])] == ["reader", "server"]
-    assert [child.name for child in pipeline_children("shop.yaml", copies_only=True) if child.may_end] == ["reader"]
+def forked_script(text: str, name: str = "child", imports: tuple[str, ...] = ("uuid",)) -> Child:
+    """A child that the warm process forks; it prints the pid of its parent first."""
+    code = f"import os; print('parent', os.getppid(), flush=True); {text}"
+    return Child(name, (sys.executable, "-u", "-m", "tests.run_code", code), imports=imports)
+
+
+def test_a_killed_child_is_forked_again_from_the_same_warm_process() -> None:
+    lines = Lines()
+    killed = forked_script("import signal; os.kill(os.getpid(), signal.SIGKILL)")
+    with WarmProcess() as warm, running(Supervisor([killed], policy=QUICK, say=lines, warm=warm)):
+        lines.wait(lambda line: line == f"parent {warm.pid}", 3)
+    assert any(line.startswith("ended with signal 9; restarting in") for _, line in lines.every)
+
+
+def test_after_the_death_of_the_warm_process_all_children_are_forked_from_a_new_one() -> None:
+    lines = Lines()
+    children = [forked_script(PATIENT + WAIT, name) for name in ("apply", "reader")]
+    with WarmProcess() as warm, running(supervisor := Supervisor(children, policy=QUICK, say=lines, warm=warm)):
+        lines.wait(lambda line: line == "up", 2)
+        os.kill(warm.pid, signal.SIGKILL)
+        lines.wait(lambda line: line == "up", 2)
+        later = warm.pid
+    assert supervisor.restarts == {"apply": 1, "reader": 1}
+    assert len([line for _, line in lines.every if line == f"parent {later}"]) == 2
+    assert len([line for _, line in lines.every if line.startswith("ended with the warm process; restarting in")]) == 2
+
+
+def test_a_child_that_cannot_be_forked_is_started_as_a_program() -> None:
+    lines = Lines()
+    child = forked_script(PATIENT + WAIT, imports=("os:abort",))
+    with WarmProcess() as warm, running(Supervisor([child], policy=QUICK, say=lines, warm=warm)):
+        lines.wait(lambda line: line == f"parent {os.getpid()}")
+        lines.wait(lambda line: line == "up")
+    assert any(line.startswith("was not started by the warm process; restarting in") for _, line in lines.every)
+
+
+def test_forked_children_finish_in_the_order_given_and_programs_among_them() -> None:
+    lines = Lines()
+    children = [
+        forked_script(PATIENT + WAIT, "apply"),
+        script(PATIENT + WAIT, "reader"),
+        forked_script(STUBBORN, "server"),
+    ]
+    policy = RestartPolicy(deadline=1)
+    with WarmProcess() as warm, running(Supervisor(children, policy=policy, say=lines, warm=warm)) as ended:
+        lines.wait(lambda line: line == "up", 3)
+    assert ended == [ExitCode.OK.value]
+    assert [name for name, line in lines.every if line == "drained"] == ["apply", "reader"]
+    assert lines.every[-1] == ("server", "killed the process, because it did not end in time")

@@ -1,0 +1,73 @@
+"""The child processes of one pipeline: reader, apply process and server, and the warm process they are forked from."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Final
+
+from cdc.service.warm_process import WarmProcess
+
+COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
+    "apply": ("pipelines", "apply"),
+    "reader": ("cdc", "reader"),
+    "server": ("cdc", "server"),
+}
+"""Name of each process → its module and its command."""
+KERNELS: Final = "cdc.pgoutput.load_kernels:load_cached_kernels"
+IMPORTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "apply": ("cdc.cluster.spark_submit_command", "pipelines.new_sink_check", "pipelines.apply_process"),
+    "reader": ("cdc.cli.app", "cdc.cli.run", "cdc.capture.reader_process", KERNELS),
+    "server": ("cdc.cli.app", "cdc.cli.run", "cdc.service.api.server_process"),
+}
+"""Name of each process → the modules that it imports when it starts, and functions that it calls (MODULE:FUNCTION)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """One process that the supervisor keeps running."""
+
+    name: str
+    command: tuple[str, ...]
+    may_end: bool = False
+    """True if exit status 0 means that the process is done and must not be restarted."""
+    imports: tuple[str, ...] = ()
+    """Modules that the process imports when it starts; the warm process imports them before it forks the process.
+
+    For an entry MODULE:FUNCTION the warm process also calls the function.
+
+    A child without such modules is started as a program. A child with such modules has a command of the form
+    `PYTHON -u -m MODULE ARGUMENT…`.
+    """
+
+
+def pipeline_children(config: str, only: Collection[str] = (), *, copies_only: bool = False) -> list[Child]:
+    """Return the child processes of one pipeline, in the order in which the supervisor stops them.
+
+    `only` contains the names of the processes to return; empty means all processes. With `copies_only`, the supervisor
+    does not restart the reader after exit status 0.
+    """
+    return [
+        Child(
+            name,
+            (sys.executable, "-u", "-m", *command, "-c", config),
+            may_end=copies_only and name == "reader",
+            imports=IMPORTS[name],
+        )
+        for name, command in COMMANDS.items()
+        if not only or name in only
+    ]
+
+
+def warm_process(only: Collection[str] = ()) -> AbstractContextManager[WarmProcess | None]:
+    """Start the warm process of a pipeline with these processes; empty means all processes.
+
+    The warm process imports the modules of the reader first, because the other processes wait for its log. A single
+    process would share its memory with none, so it has no warm process; nor has a system other than Linux.
+    """
+    names = sorted(set(only) or COMMANDS, key=lambda name: (name != "reader", name))
+    if len(names) == 1 or sys.platform != "linux":
+        return nullcontext()
+    return WarmProcess(IMPORTS[names[0]])
