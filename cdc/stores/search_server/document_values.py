@@ -141,13 +141,20 @@ _TIMESTAMP: Final = r"[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.
 _ISO: Final = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2})T([0-9:.]+)(Z?)")
 _POINT: Final = re.compile(r"\(([^,()]+),([^,()]+)\)")
 _WKT: Final = re.compile(r"POINT \((\S+) (\S+)\)")
+_UNCONTROLLED: Final = r"\A[^\x00-\x08\x0b\x0c\x0e-\x1f]*\z"
+_ESCAPES: Final = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+"""Character → its escape in a JSON string; the backslash is first."""
 _PLAIN: Final[Mapping[ValueKind, str]] = {
     ValueKind.INTEGER: rf"\A{_JSON_NUMBER}\z",
     ValueKind.NUMBER: rf"\A{_JSON_NUMBER}\z",
+    ValueKind.BOOLEAN: r"\A[tf]\z",
     ValueKind.TIMESTAMP: rf"\A{_TIMESTAMP}\z",
     ValueKind.MOMENT: rf"\A{_TIMESTAMP}\+00\z",
+    ValueKind.DATE: _UNCONTROLLED,
+    ValueKind.WORDS: _UNCONTROLLED,
+    ValueKind.EXACT: _UNCONTROLLED,
 }
-"""Kind → pattern of the texts that are converted; a text that does not match is stored as it is."""
+"""Kind → pattern of the usual texts. A column that has only such texts needs no Python code for each row."""
 
 
 def value_type(column: Column, field: str | None = None) -> ValueType:
@@ -166,13 +173,18 @@ def value_type(column: Column, field: str | None = None) -> ValueType:
 
 def to_json(texts: pa.Array, kind: ValueType) -> list[str]:
     """Convert texts of Postgres to JSON texts; NULL becomes `null`."""
+    converted: list[str] = json_array(texts, kind).to_pylist()
+    return converted
+
+
+def json_array(texts: pa.Array, kind: ValueType) -> pa.Array:
+    """Do the same as `to_json`, and return an Arrow array."""
     if kind.is_array:
-        return [NULL if text is None else _array_json(text, kind.kind) for text in texts.to_pylist()]
+        return _by_row(texts, lambda text: _array_json(text, kind.kind))
     pattern = _PLAIN.get(kind.kind)
     if pattern is not None and pc.all(pc.match_substring_regex(texts, pattern), min_count=0).as_py():
-        return _all_plain(texts, kind.kind)
-    convert = _TO_JSON[kind.kind]
-    return [NULL if text is None else convert(text) for text in texts.to_pylist()]
+        return pc.fill_null(_all_usual(texts, kind.kind), NULL)
+    return _by_row(texts, _TO_JSON[kind.kind])
 
 
 def to_text(value: Any, kind: ValueType) -> str | None:
@@ -251,12 +263,22 @@ def _check_levels(value: Any, levels: int, left: int) -> None:
         raise _UnusualJson
 
 
-def _all_plain(texts: pa.Array, kind: ValueKind) -> list[str]:
+def _by_row(texts: pa.Array, convert: Callable[[str], str]) -> pa.Array:
+    return pa.array([NULL if text is None else convert(text) for text in texts.to_pylist()], pa.string())
+
+
+def _all_usual(texts: pa.Array, kind: ValueKind) -> pa.Array:
+    """Convert texts that match the pattern of their kind; NULL stays NULL."""
     if kind in {ValueKind.INTEGER, ValueKind.NUMBER}:
-        return [NULL if text is None else text for text in texts.to_pylist()]
-    end = -3 if kind is ValueKind.MOMENT else None
-    mark = 'Z"' if kind is ValueKind.MOMENT else '"'
-    return [NULL if text is None else f'"{text[:10]}T{text[11:end]}{mark}' for text in texts.to_pylist()]
+        return texts
+    if kind is ValueKind.BOOLEAN:
+        return pc.if_else(pc.equal(texts, "t"), "true", "false")
+    if kind in {ValueKind.TIMESTAMP, ValueKind.MOMENT}:
+        texts = pc.replace_substring(pc.replace_substring(texts, " ", "T"), "+00", "Z")
+    else:
+        for character, escape in _ESCAPES.items():
+            texts = pc.replace_substring(texts, character, escape)
+    return pc.binary_join_element_wise('"', texts, '"', "")
 
 
 def _array_json(text: str, kind: ValueKind) -> str:

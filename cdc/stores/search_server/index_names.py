@@ -11,6 +11,9 @@ import json
 from collections.abc import Sequence
 from typing import Final
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from cdc.target_names import path_segment
 
 LONGEST: Final = 200
@@ -64,6 +67,15 @@ def document_key(key: Sequence[str | None]) -> str:
     if text and len(text.encode()) <= LONGEST_ID and not text.startswith(_DIGEST):
         return text
     return f"{_DIGEST}{hashlib.sha256(json.dumps(list(key)).encode()).hexdigest()}"
+
+
+def are_ids(texts: pa.Array) -> bool:
+    """Return whether `document_key` returns each of these texts for a key with this one column."""
+    if texts.null_count:
+        return False
+    lengths, digests = pc.binary_length(texts), pc.starts_with(texts, _DIGEST)
+    usual = pc.and_(pc.and_(pc.greater(lengths, 0), pc.less_equal(lengths, LONGEST_ID)), pc.invert(digests))
+    return bool(pc.all(usual, min_count=0).as_py())
 
 
 def _escaped(name: str) -> str:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import random
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from cdc.back_off import BackOff
 from cdc.errors import CdcError, DocumentRefused, DocumentTooLarge, SinkUnavailable
@@ -35,11 +35,14 @@ CALM: Final = 20
 """Number of requests in a row without a rejection after which one more request is sent at once."""
 _PREVIEW: Final = (" in document with id ", ". Preview of field's value", " Preview of field's value")
 """Beginnings of the parts of a reason that may contain values of a row."""
+_ANSWER: Final = "filter_path=errors,items.*.status,items.*.error.type,items.*.error.reason"
+"""Query parameter that leaves out the rest of an answer, which has the index, id and version of each document. Every
+item keeps its status, so the items still have the order of the lines.
+"""
 _REJECTED: Final = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE})
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(NamedTuple):
     """One document to write: its action and its source, as two lines of a bulk request."""
 
     number: int
@@ -51,7 +54,10 @@ class Line:
 class _Progress:
     """The lines of one call that are not written yet."""
 
-    pending: deque[list[Line]]
+    fresh: Iterator[list[Line]]
+    """Lines that were not sent yet, in parts; each part is for one request."""
+    again: deque[list[Line]] = field(default_factory=deque)
+    """Parts to send again."""
     refused: dict[int, CdcError] = field(default_factory=dict)
     failures: int = 0
     """Number of requests in a row of which at least one line was rejected as too many, or that got no answer."""
@@ -73,26 +79,35 @@ class BulkWriter:
         """Number of requests that are sent at once at present."""
         return self._limit
 
-    def write(self, alias: str, lines: Sequence[Line]) -> dict[int, CdcError]:
+    def write(self, alias: str, lines: Iterable[Line]) -> dict[int, CdcError]:
         """Write lines to the index behind an alias; return number → error of each document that the server refuses.
+
+        The next lines are taken from `lines` while the server works on earlier ones.
 
         All other lines are written when this method returns. Raises SinkUnavailable if the server accepts nothing for
         some seconds, IndexMissing if the index was deleted, and other errors that concern the whole index.
         """
-        progress = _Progress(deque(_divided(lines, self._size)))
-        path = f"/{alias}/_bulk?require_alias=true"
+        progress = _Progress(self._divided(lines))
+        path = f"/{alias}/_bulk?require_alias=true&{_ANSWER}"
         with ThreadPoolExecutor(self._requests, thread_name_prefix="bulk") as pool:
             running: dict[Future[Answer], list[Line]] = {}
-            while progress.pending or running:
-                if len(running) < self._limit and progress.pending:
-                    time.sleep(max(0.0, progress.resume_at - time.monotonic()))
-                    part = progress.pending.popleft()
+            while (part := self._next(progress, len(running))) is not None or running:
+                if part is not None:
                     lines_of_part = b"".join(line.content for line in part)
                     running[pool.submit(self._client.bulk, path, lines_of_part)] = part
                     continue
                 for done in wait(running, return_when=FIRST_COMPLETED).done:
                     self._take(progress, running.pop(done), done.result())
         return progress.refused
+
+    def _next(self, progress: _Progress, running: int) -> list[Line] | None:
+        """Return the next part to send; None if enough requests are running, or if no part is left at present."""
+        if running >= self._limit:
+            return None
+        part = progress.again.popleft() if progress.again else next(progress.fresh, None)
+        if part is not None:
+            time.sleep(max(0.0, progress.resume_at - time.monotonic()))
+        return part
 
     def _take(self, progress: _Progress, part: list[Line], answer: Answer) -> None:
         """Record the answer to a request: which lines were written, are sent again, or are refused."""
@@ -134,7 +149,19 @@ class BulkWriter:
             return
         # the server has a lower limit than the definition: later requests are smaller at once
         self._size = max(1, min(self._size, sum(len(line.content) for line in part) // 2))
-        progress.pending.extendleft(reversed(_divided(part, self._size)))
+        progress.again.extendleft(reversed(list(self._divided(part))))
+
+    def _divided(self, lines: Iterable[Line]) -> Iterator[list[Line]]:
+        """Divide lines into parts of at most `size` bytes; a larger line is a part of its own."""
+        part, filled = list[Line](), 0
+        for line in lines:
+            if part and filled + len(line.content) > self._size:
+                yield part
+                part, filled = [], 0
+            part.append(line)
+            filled += len(line.content)
+        if part:
+            yield part
 
     def _send_again(self, progress: _Progress, lines: list[Line], body: Mapping[str, Any]) -> None:
         now = time.monotonic()
@@ -150,7 +177,7 @@ class BulkWriter:
         pause = PAUSES.seconds(progress.failures) if asked is None else float(asked)
         spread = 1 + random.random() / 4  # noqa: S311 - spreads attempts, guards nothing
         progress.resume_at = max(progress.resume_at, now + pause * spread)
-        progress.pending.appendleft(lines)
+        progress.again.appendleft(lines)
 
     def _continue(self, progress: _Progress) -> None:
         progress.failures, progress.failing_since = 0, None
@@ -166,16 +193,3 @@ def refusal(outcome: Mapping[str, Any]) -> CdcError:
         reason = reason.partition(beginning)[0]
     kind = DocumentTooLarge if outcome["status"] == HTTPStatus.REQUEST_ENTITY_TOO_LARGE else DocumentRefused
     return kind(f"the search server refuses a document: {reason}")
-
-
-def _divided(lines: Sequence[Line], size: int) -> list[list[Line]]:
-    """Divide lines into parts of at most `size` bytes; a larger line is a part of its own."""
-    parts: list[list[Line]] = []
-    filled = size
-    for line in lines:
-        if filled + len(line.content) > size:
-            parts.append([])
-            filled = 0
-        parts[-1].append(line)
-        filled += len(line.content)
-    return parts

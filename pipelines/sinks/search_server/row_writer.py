@@ -13,7 +13,6 @@ the range that is applied again, up to another end:
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -35,35 +34,23 @@ from cdc.stores.search_server.document_values import (
     parse_document,
     to_json,
 )
-from cdc.stores.search_server.index_mapping import DocumentColumn
 from cdc.stores.search_server.index_names import document_key, write_alias
 from cdc.stores.search_server.sink_state import SinkState
 from cdc.target_names import DELETED_COLUMN, POSITION_COLUMN
-from pipelines.sinks.search.document_shape import DocumentShape
 from pipelines.sinks.search_server.bulk_writer import BulkWriter, Line
+from pipelines.sinks.search_server.document_lines import TableIndex, document_lines
 from pipelines.types.typed_rows import sent_cells
 
 GET_AT_ONCE: Final = 500
 """Number of documents that one request reads."""
 
 
-@dataclass(frozen=True, slots=True)
-class TableIndex:
-    """The index of one table, and how its rows become documents."""
-
-    index: str
-    shape: DocumentShape
-    columns: tuple[DocumentColumn, ...]
-    """The columns of `shape.columns`, in their order."""
-    floor: int
-    """Rows at a lower position are invisible."""
-
-
 @dataclass(slots=True)
 class PlannedRows:
     """The documents of a batch before they are written, and the rows that cannot become documents."""
 
-    lines: list[Line] = field(default_factory=list)
+    lines: Iterable[Line] = ()
+    """The documents; they are built while the first of them are written, so only `write` may read them."""
     missing: list[int] = field(default_factory=list)
     """Numbers of the partial images without a base row."""
     bases: dict[str, str] = field(default_factory=dict)
@@ -80,27 +67,24 @@ class RowWriter:
 
     def plan(self, rows: pa.Table, table: TableIndex, since: int) -> PlannedRows:
         """Return the documents of folded rows. since: published position of the table, before this batch."""
-        found, partial = PlannedRows(), _partial_rows(rows)
-        keys, positions, ops = (rows[name].to_pylist() for name in ("key", "position", "op"))
-        documents = self._complete(rows, table, partial, since, found)
-        for number, (key, position, op) in enumerate(zip(keys, positions, ops, strict=True)):
-            if op == "u" and documents[number] is None:
-                continue
-            source = documents[number] if op == "u" else f'{{"{POSITION_COLUMN}":{position},"{DELETED_COLUMN}":true}}'
-            found.lines.append(Line(number, _line(document_key(key), position, source or "")))
+        found = PlannedRows()
+        completed = self._complete(rows, table, since, found)
+        found.lines = document_lines(rows, table, completed)
         return found
 
     def write(self, planned: PlannedRows, table: TableIndex) -> dict[int, CdcError]:
         """Write planned documents; return row number → error for each document that the server refuses."""
-        if planned.bases:
-            self._state.put(planned.bases_id, {"documents": planned.bases})
+        self.store_bases(planned)
         return self.writer.write(write_alias(table.index), planned.lines)
 
-    def _complete(
-        self, rows: pa.Table, table: TableIndex, partial: Sequence[int], since: int, found: PlannedRows
-    ) -> list[str | None]:
-        """Return the JSON of each row's document; None for a delete and for a row that is left out."""
-        sources = document_sources(rows, table)
+    def store_bases(self, planned: PlannedRows) -> None:
+        """Store the bases of moved rows, so that a later attempt finds them although the documents are newer then."""
+        if planned.bases:
+            self._state.put(planned.bases_id, {"documents": planned.bases})
+
+    def _complete(self, rows: pa.Table, table: TableIndex, since: int, found: PlannedRows) -> dict[int, str | None]:
+        """Return number of each partial image → the JSON of its document; None for a row that is left out."""
+        partial, sources = _partial_rows(rows), dict[int, str | None]()
         if not partial:
             return sources
         if table.shape.needs_complete_rows:
@@ -135,38 +119,6 @@ def open_row_writer(client: SearchClient, access: SearchServer, sink: str) -> Ro
     """Return a row writer for the tables of a sink."""
     writer = BulkWriter(client, size=access.bulk_size, requests=access.bulk_requests)
     return RowWriter(client, SinkState(client, sink), writer)
-
-
-def document_sources(rows: pa.Table, table: TableIndex) -> list[str | None]:
-    """Return the JSON of the document of each row, as if every image were complete; None for a delete."""
-    columns = [
-        to_json(texts, column.type) for texts, column in zip(table.shape.texts(rows), table.columns, strict=True)
-    ]
-    raw = [_take_raw(cells, column) for cells, column in zip(columns, table.columns, strict=True)]
-    names = [f'"{column.field}":' for column in table.columns]
-    template = ",".join(f"{name.replace('%', '%%')}%s" for name in names)
-    template = f'{{{template},"{POSITION_COLUMN}":%s}}'
-    positions, ops = rows["position"].to_pylist(), rows["op"].to_pylist()
-    sources = [
-        template % tuple(values) if op == "u" else None for op, *values in zip(ops, *columns, positions, strict=True)
-    ]
-    for number in sorted({number for found in raw for number in found}):
-        if (source := sources[number]) is not None:
-            parts = [found[number] for found in raw if number in found]
-            sources[number] = f'{source[:-1]},"{RAW_FIELD}":{{{",".join(parts)}}}}}'
-    return sources
-
-
-def _take_raw(cells: list[str], column: DocumentColumn) -> dict[int, str]:
-    """Replace unusual JSON values by null; return row number → member of RAW_FIELD."""
-    if column.type != ValueType(ValueKind.JSON):
-        return {}
-    found = {}
-    for number, cell in enumerate(cells):
-        if cell.startswith(RAW_START):
-            found[number] = f'"{column.field}":{cell}'
-            cells[number] = NULL
-    return found
 
 
 def missing_base(topic: str, position: int) -> MissingBase:
@@ -255,8 +207,3 @@ def _overlaid(
         fragments.append(f'"{column.field}":{NULL if is_raw else text}')
     members = f',"{RAW_FIELD}":{{{",".join(raw)}}}' if raw else ""
     return f'{{{",".join(fragments)},"{POSITION_COLUMN}":{position}{members}}}'
-
-
-def _line(identity: str, position: int, source: str) -> bytes:
-    action = {"index": {"_id": identity, "version": position, "version_type": "external_gte"}}
-    return f"{json.dumps(action, ensure_ascii=False)}\n{source}\n".encode()

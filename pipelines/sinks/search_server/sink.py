@@ -26,8 +26,9 @@ from cdc.table import TableSchema
 from pipelines.sinks.contract import NONE_PARKED, Published, RefusedRow, TableBatch, TableRecord, TargetState
 from pipelines.sinks.record_after_batch import applied_state
 from pipelines.sinks.search.document_shape import DocumentShapes
+from pipelines.sinks.search_server.document_lines import TableIndex
 from pipelines.sinks.search_server.publisher import Publisher, UnpublishedParkedRows, open_publisher
-from pipelines.sinks.search_server.row_writer import RowWriter, TableIndex, missing_base, open_row_writer
+from pipelines.sinks.search_server.row_writer import RowWriter, missing_base, open_row_writer
 from pipelines.sinks.search_server.table_indexes import TableIndexes
 
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ from cdc.table import TableSchema
 from cdc.target_names import DELETED_COLUMN, POSITION_COLUMN
 from pipelines.sinks.search.document_shape import DocumentShape
 from pipelines.sinks.search_server.bulk_writer import BulkWriter, Line
-from pipelines.sinks.search_server.row_writer import TableIndex
+from pipelines.sinks.search_server.document_lines import TableIndex
 
 REWRITTEN_AT_ONCE: Final = 2_000
 """Number of documents that are read and written together when a column was renamed or has a default."""
