@@ -11,11 +11,12 @@ a → b → c. If the range does not contain all columns, `base` is the key of t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -46,6 +47,24 @@ def fold_frame(rows: DataFrame, *, sink: str, statistics: RangeStatistics | None
     if not known.keyless:
         return _by_key(remaining, known)
     return _by_key(remaining.where(~_is_keyless()), known).unionByName(_changes(remaining.where(_is_keyless())))
+
+
+def collect_parts(folded: DataFrame) -> Iterator[pa.Table]:
+    """Yield the rows of each partition of a frame of folded rows, one partition after the other.
+
+    Unlike `DataFrame.toArrow`, this needs the driver's memory for one partition only.
+    """
+
+    def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        if received := list(batches):
+            rows, written = pa.Table.from_batches(received), pa.BufferOutputStream()
+            with pa.ipc.new_stream(written, rows.schema) as stream:
+                stream.write_table(rows)
+            yield pa.RecordBatch.from_pydict({"part": [written.getvalue().to_pybytes()]})
+
+    for row in folded.mapInArrow(pack, "part binary").toLocalIterator():
+        part = pa.ipc.open_stream(bytes(row["part"])).read_all()
+        yield part.cast(pa.schema([FOLDED_ARROW.field(name) for name in part.column_names]))
 
 
 def _by_key(remaining: DataFrame, known: RangeStatistics) -> DataFrame:

@@ -1,6 +1,6 @@
 """The latest rows of one large table from the log, computed by Spark executors, in two ways.
 
-`fold_table` folds the changes of any table. `collect_parts` sends the result to the driver, in parts that fit into the
+`fold_table` folds the changes of any table. `fold_parts` sends the result to the driver, in parts that fit into the
 driver's memory.
 
 For a table without partial images there is a second way: executors convert log rows to the typed columns of the target,
@@ -41,9 +41,8 @@ from cdc.table import TableState
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN
 from pipelines.compaction.key_partitions import from_ipc, split_by_part, to_ipc
 from pipelines.folding.fences_and_statistics import Fence
-from pipelines.folding.fold import FOLDED_ARROW
 from pipelines.folding.keyless_fold import image_texts, net_changes
-from pipelines.folding.spark_fold import FOLDED, fold_frame
+from pipelines.folding.spark_fold import FOLDED, collect_parts, fold_frame
 from pipelines.replaying.table_sizes_in_log import TableContents, filter_sink_rows
 from pipelines.sinks.delta.new_data_files import SAMPLE_ROWS, DataFile, TargetFolder, parquet_options, statistics
 from pipelines.sinks.delta.target_columns import RowShape
@@ -190,7 +189,6 @@ def _write_file(rows: pa.Table, folder: TargetFolder) -> DataFile:
     return DataFile(name, path.stat().st_size, rows.num_rows, statistics(rows, folder.statistics_columns))
 
 
-_PACKED: Final = "part binary"
 _IMAGE: Final = "image"
 
 
@@ -204,21 +202,9 @@ def fold_table(rows: DataFrame, table: TableContents, sink: str) -> DataFrame:
     return _fold_keyed(of_table, table, sink) if table.schema.key else _fold_keyless(of_table, table, sink)
 
 
-def collect_parts(folded: DataFrame) -> Iterator[pa.Table]:
-    """Yield the partitions of a frame of folded rows, one after the other, in the memory of the driver."""
-
-    def packed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        received = list(batches)
-        if not received:
-            return
-        rows = pa.Table.from_batches(received)
-        written = pa.BufferOutputStream()
-        with pa.ipc.new_stream(written, rows.schema) as stream:
-            stream.write_table(rows)
-        yield pa.RecordBatch.from_pydict({"part": [written.getvalue().to_pybytes()]})
-
-    for row in folded.mapInArrow(packed, _PACKED).toLocalIterator():
-        yield pa.ipc.open_stream(bytes(row["part"])).read_all().cast(FOLDED_ARROW)
+def fold_parts(rows: DataFrame, table: TableContents, sink: str) -> Iterator[pa.Table]:
+    """Do the same as `fold_table`, but send the result to the driver, in parts that fit into its memory."""
+    return collect_parts(fold_table(rows, table, sink))
 
 
 def _fold_keyed(rows: DataFrame, table: TableContents, sink: str) -> DataFrame:

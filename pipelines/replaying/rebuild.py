@@ -1,7 +1,7 @@
 """Rebuild: fills an empty staged sink from the change log alone, table by table, in limited memory.
 
 - Small tables are folded on the driver, several at a time.
-- Spark folds a large table. If the executors can write the target, they do so in one append.
+- Spark folds a large table. If the executors can write the target, they do so in one append, or in bulk requests.
 - Otherwise Spark sends the folded rows to the driver in parts, and each part is a batch of its own.
 - A table with history is applied change by change.
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
@@ -36,7 +36,7 @@ from pipelines.folding.history_changes import as_copied_rows
 from pipelines.range_folder import RangeFolder
 from pipelines.replaying.latest_rows import (
     LatestRowsQuery,
-    collect_parts,
+    fold_parts,
     fold_table,
     latest_rows_frame,
     write_latest_files,
@@ -149,7 +149,7 @@ class Rebuild:
         trimmed = source.log.compacted if source.log.oldest > 0 else None
         if trimmed is not None and table.schema.key and table.rows > self._context.large:
             # history begins with the state at the horizon, which may not fit into the memory of the driver
-            for part in collect_parts(self._folded(self._context.spark(), table, trimmed.horizon)):
+            for part in self._folded_parts(self._context.spark(), table, trimmed.horizon):
                 self._apply_part(table, as_copied_rows(part))
             after = trimmed.horizon
         fold = RangeFolder(source.log, source.sink, source.globs, source.keeps_history)
@@ -176,20 +176,29 @@ class Rebuild:
         shuffled = spark.conf.get("spark.sql.shuffle.partitions")
         spark.conf.set("spark.sql.shuffle.partitions", str(max(parts, int(shuffled))))
         try:
-            if table.schema.key and self._context.executors_can_write():
+            if self._executors_write(table):
                 self._sink.attach(spark)
                 try:
                     return self._write_by_executors(spark, table, upto)
-                except _SPARK_ERRORS as exc:
+                except (*_SPARK_ERRORS, ValueNotRepresentable) as exc:
                     # try again in parts, because only the driver can park refused rows
                     parks = isinstance(self._sink, ParkingSink) and self._sink.parking_limits(table.schema).stop_at
                     if _refused_value(exc) is None or not parks:
                         raise
-            for part in collect_parts(self._folded(spark, table, upto)):
+            for part in self._folded_parts(spark, table, upto):
                 self._apply_part(table, part)
             return self._apply_last(table, None, upto)
         finally:
             spark.conf.set("spark.sql.shuffle.partitions", shuffled)
+
+    def _executors_write(self, table: TableContents) -> bool:
+        """Return whether executors write the table; a partial image without a base row has to be parked by the driver.
+
+        A Delta target gets the images and looks for the base rows itself.
+        """
+        if not table.schema.key or (table.statistics.partial and not isinstance(self._sink, DeltaSink)):
+            return False
+        return self._context.executors_can_write()
 
     def _write_by_executors(self, spark: SparkSession, table: TableContents, upto: Position) -> TableRecord:
         shape = self._sink.parts.targets.shape(table.schema) if isinstance(self._sink, DeltaSink) else None
@@ -216,6 +225,9 @@ class Rebuild:
 
     def _folded(self, spark: SparkSession, table: TableContents, upto: Position) -> DataFrame:
         return fold_table(self._source.frame(spark, Position(0), upto), table, self._source.sink)
+
+    def _folded_parts(self, spark: SparkSession, table: TableContents, upto: Position) -> Iterator[pa.Table]:
+        return fold_parts(self._source.frame(spark, Position(0), upto), table, self._source.sink)
 
     def _apply_part(self, table: TableContents, rows: pa.Table) -> None:
         self._end += 1
@@ -268,6 +280,11 @@ def _whole_batch(table: TableContents, rows: pa.Table | None, frame: DataFrame |
 
 
 def _refused_value(exc: Exception) -> ValueNotRepresentable | None:
-    """Return the error for a value that a task could not convert, from the text of `exc`; None for another error."""
+    """Return the error for a value that a task could not store, if necessary from the text of `exc`.
+
+    Return None for another error.
+    """
+    if isinstance(exc, ValueNotRepresentable):
+        return exc
     found = _REFUSED.search(str(exc))
     return None if found is None else ValueNotRepresentable(found[1])

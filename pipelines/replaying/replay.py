@@ -169,7 +169,9 @@ class _ReplayRun:
 
     def _executors_can_write(self) -> bool:
         wanted = self._plan.wanted
-        if not isinstance(wanted, DeltaSinkDefinition) or wanted.writer.value == Writer.DELTA_RS:
+        if not isinstance(wanted, DeltaSinkDefinition):
+            return wanted.engine != "tantivy"  # only the driver has the lock of a tantivy index
+        if wanted.writer.value == Writer.DELTA_RS:
             return False
         return has_delta(self._spark()) and has_file_system(self._spark(), wanted.path)
 

@@ -1,5 +1,8 @@
 """Sends the driver's code to the Python workers of executors, and recognises errors that such workers raised.
 
+Spark forwards only the text of an exception. So a task that may raise an error of ours raises it with its code inside
+`forwarding_errors`, and the driver raises the same error again inside `raising_task_errors`.
+
 Executors get the packages cdc and pipelines from the driver, so that both run the same version. Their dependencies,
 such as pyarrow and deltalake, are not sent: they must be installed where executors run.
 """
@@ -10,19 +13,22 @@ import atexit
 import re
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 import cdc
 import pipelines
-from cdc.errors import LogCorrupt
+from cdc.errors import CdcError, LogCorrupt, all_error_classes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ARCHIVE: Final = "cdc-code.zip"
 _PACKAGES: Final = (cdc, pipelines)
+_TASK_ERROR: Final = re.compile(r"TaskError: (CDC-[0-9]{4}): ([^\n]+)")
 _LOG_CORRUPT: Final = re.compile(r"LogCorrupt: ([^\n]+)")
 
 
@@ -55,3 +61,38 @@ def worker_error(exc: BaseException) -> LogCorrupt | None:
     """Return the LogCorrupt that a worker raised, from its text in Spark's exception `exc`; None for another error."""
     found = _LOG_CORRUPT.search(str(exc))
     return None if found is None else LogCorrupt(found[1])
+
+
+class TaskError(Exception):
+    """A CdcError of a task: its code and its message as one line of text."""
+
+
+@contextmanager
+def forwarding_errors() -> Iterator[None]:
+    """In a task: convert a CdcError of the block to a TaskError, which the driver recognises."""
+    try:
+        yield
+    except CdcError as exc:
+        message = " ".join(exc.message.split())
+        raise TaskError(f"{exc.code}: {message}") from exc
+
+
+@contextmanager
+def raising_task_errors() -> Iterator[None]:
+    """On the driver: convert an exception of Spark with the text of a TaskError to the CdcError of the task."""
+    # imported late: a process without Spark does not need it
+    from py4j.protocol import Py4JJavaError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (PySparkException, Py4JJavaError) as exc:
+        found = _TASK_ERROR.search(str(exc))
+        if found is None:
+            raise
+        raise error_of_code(found[1], found[2]) from exc
+
+
+def error_of_code(code: str, message: str) -> CdcError:
+    """Return the error with a code that a task reported."""
+    return next(kind for kind in all_error_classes() if kind.code == code)(message)

@@ -109,7 +109,7 @@ class FoldedLog:
             import_module("pipelines.source.data_source"),
         )
         rows = source.rows_between(self.spark(), self.log, self.sink.tables, Position(0), self.upto)
-        parts: Iterator[pa.Table] = folding.collect_parts(folding.fold_table(rows, table, self.sink.name))
+        parts: Iterator[pa.Table] = folding.fold_parts(rows, table, self.sink.name)
         return parts
 
     def _fold_here(self, table: TableContents) -> pa.Table:

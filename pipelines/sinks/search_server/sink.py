@@ -27,12 +27,13 @@ from pipelines.sinks.contract import NONE_PARKED, Published, RefusedRow, TableBa
 from pipelines.sinks.record_after_batch import applied_state
 from pipelines.sinks.search.document_shape import DocumentShapes
 from pipelines.sinks.search_server.document_lines import TableIndex
+from pipelines.sinks.search_server.executor_writer import ExecutorWriter
 from pipelines.sinks.search_server.publisher import Publisher, UnpublishedParkedRows, open_publisher
 from pipelines.sinks.search_server.row_writer import RowWriter, missing_base, open_row_writer
 from pipelines.sinks.search_server.table_indexes import TableIndexes
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 _WHOLE: Final = frozenset({TargetState.STREAMING, TargetState.CATCHING_UP})
 
@@ -137,9 +138,10 @@ class SearchServerSink:
         if current is not None and _is_done(current, batch):
             return current
         table = self._index(batch)
-        rows = batch.rows if batch.frame is None else batch.frame.toArrow()
-        if rows is not None and rows.num_rows:
-            refused = self._write(batch, rows, table)
+        if batch.frame is not None:
+            self._write_by_executors(batch, batch.frame, table)
+        elif batch.rows is not None and batch.rows.num_rows:
+            refused = self._write(batch, batch.rows, table)
             if refused:
                 raise refused[min(refused)]
         self._raise_floor(batch, table)
@@ -232,8 +234,7 @@ class SearchServerSink:
     def _write(self, batch: TableBatch, rows: pa.Table, table: TableIndex) -> dict[int, CdcError]:
         """Write rows, and return row number → error of each row that cannot be written."""
         opened = self._connection()
-        current = opened.publisher.record_of(batch.schema.relation)
-        planned = opened.rows.plan(rows, table, -1 if current is None else current.position)
+        planned = opened.rows.plan(rows, table, self._published_position(batch))
         if planned.missing and not batch.is_copying:
             positions = rows["position"]
             return {n: missing_base(batch.schema.topic, positions[n].as_py()) for n in planned.missing}
@@ -244,6 +245,19 @@ class SearchServerSink:
         refused = opened.rows.write(planned, table)
         hit("search_after_rows")
         return refused
+
+    def _write_by_executors(self, batch: TableBatch, frame: DataFrame, table: TableIndex) -> None:
+        opened = self._connection()
+        since = self._published_position(batch)
+        writer = ExecutorWriter(self._access, self._sink.engine, self.name, table, since, batch.is_copying)
+        opened.publisher.declare(batch.upto)
+        hit("search_before_rows")
+        self._bases |= writer.write(frame, opened.rows)
+        hit("search_after_rows")
+
+    def _published_position(self, batch: TableBatch) -> int:
+        current = self._connection().publisher.record_of(batch.schema.relation)
+        return -1 if current is None else current.position
 
     def _raise_floor(self, batch: TableBatch, table: TableIndex) -> None:
         truncated = 0 if batch.truncated is None else batch.truncated[0]

@@ -6,10 +6,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from pyspark.errors import PySparkException
+
 import cdc
 import pipelines
-from cdc.errors import LogCorrupt, Reaction
-from pipelines.runtime.executor_code import build_archive, worker_error
+from cdc.errors import LogCorrupt, Reaction, SinkUnavailable
+from pipelines.runtime.executor_code import (
+    TaskError,
+    build_archive,
+    forwarding_errors,
+    raising_task_errors,
+    worker_error,
+)
 
 FOLDERS = [Path(str(package.__file__)).parent for package in (cdc, pipelines)]
 PROGRAM = """
@@ -56,3 +65,28 @@ def test_the_error_of_a_worker_that_read_a_damaged_file_names_the_file() -> None
 
 def test_other_errors_of_workers_are_not_converted() -> None:
     assert worker_error(RuntimeError("Job aborted due to stage failure: out of memory")) is None
+
+
+class Busy(SinkUnavailable):
+    """A subclass that only its own module knows."""
+
+    code = SinkUnavailable.code
+
+
+def test_the_driver_raises_the_error_of_a_task_from_spark_s_text() -> None:
+    with pytest.raises(TaskError) as raised, forwarding_errors():
+        raise Busy("the server\ndoes not answer")
+    text = (
+        f"Traceback (most recent call last):\npipelines.runtime.executor_code.TaskError: {raised.value}\n\n\tat org.x"
+    )
+
+    with pytest.raises(SinkUnavailable) as error, raising_task_errors():
+        raise PySparkException(text)
+
+    assert type(error.value) is SinkUnavailable
+    assert error.value.message == "the server does not answer"
+
+
+def test_an_exception_of_spark_without_an_error_of_a_task_stays_as_it_is() -> None:
+    with pytest.raises(PySparkException, match="out of memory"), raising_task_errors():
+        raise PySparkException("out of memory")
