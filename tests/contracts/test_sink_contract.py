@@ -410,6 +410,22 @@ def test_rows_on_executors_give_what_rows_on_the_driver_give(spark, tmp_path):
     assert found[0] == found[1] == found[2]
 
 
+@pytest.mark.parametrize("store", ["search", "opensearch"], indirect=True)
+def test_rows_on_executors_become_documents_as_rows_on_the_driver_do(spark, store):
+    sink = store.opened()
+    merge(sink, as_frame(spark, batch([put(1, "a", 10), put(2, "b", 11), put(3, None, 12)], 0, 20)))
+    later = [gone(1, 30), part(2, 31, {3: None}), part(7, 32, {3: "5.00"}, base=("1",)), put(8, "x", 33)]
+    record = merge(sink, as_frame(spark, batch(later, 20, 40)))
+
+    assert store.rows(record) == {
+        "2": {"id": "2", "item": "b", "price": None},
+        "3": {"id": "3", "item": None, "price": "1.00"},
+        "7": {"id": "7", "item": "a", "price": "5.00"},
+        "8": {"id": "8", "item": "x", "price": "1.00"},
+    }
+    assert record.position == 40
+
+
 @pytest.mark.slow  # the default run has the same rows in test_far_moments
 @pytest.mark.usefixtures("with_delta")
 @pytest.mark.parametrize(

@@ -91,22 +91,23 @@ class PendingTable:
                     yield IndexedRow(self.schema.topic, self.schema.relation, key, position, ordinal, image)
 
 
-def masked_upserts(upserts: pa.Table, shape: DocumentShape) -> pa.Table:
-    """Return key, position and ordinal of folded upserts, then the masked texts of the shape's columns.
+def masked_upserts(upserts: pa.Table, shape: DocumentShape) -> Iterator[pa.Table]:
+    """Yield key, position and ordinal of folded upserts, then the masked texts of the shape's columns, in parts.
 
     An unsent column of a partial image has a placeholder. Raises the errors of `DocumentShape.texts`.
     """
     names = [*_ORDER, *(str(column.id) for column in shape.columns)]
     starts = range(0, max(upserts.num_rows, 1), ROWS_AT_ONCE)
-    parts = (upserts.slice(start, ROWS_AT_ONCE) for start in starts)
-    return pa.concat_tables(
-        pa.table([*(part[name] for name in _ORDER), *shape.texts(part)], names=names) for part in parts
-    )
+    for start in starts:
+        part = upserts.slice(start, ROWS_AT_ONCE)
+        yield pa.table([*(part[name] for name in _ORDER), *shape.texts(part)], names=names)
 
 
 def divide_rows(rows: pa.Table) -> tuple[list[list[str | None]], pa.Table]:
     """Return the keys of the deleted rows of a batch, and its other rows."""
     is_upsert = pc.equal(rows["op"], "u")
+    if pc.all(is_upsert, min_count=0).as_py():
+        return [], rows  # without a copy, because the rows may be on disk
     deleted: list[list[str | None]] = rows["key"].filter(pc.invert(is_upsert)).to_pylist()
     return deleted, rows.filter(is_upsert)
 

@@ -19,6 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import structlog
@@ -49,6 +50,7 @@ from cdc.stores.search_index_reader import (
     stored_rules,
 )
 from cdc.table import TableSchema
+from pipelines.folding.spark_fold import collect_parts
 from pipelines.sinks.contract import NONE_PARKED, ImageMask, Published, RefusedRow, TableBatch, TableRecord, TargetState
 from pipelines.sinks.record_after_batch import applied_state
 from pipelines.sinks.search.document_shape import DocumentShape, DocumentShapes
@@ -61,6 +63,7 @@ from pipelines.sinks.search.documents import (
     rules_of_shape,
     rules_text,
 )
+from pipelines.sinks.search.rows_on_disk import on_disk
 from pipelines.sinks.search.rule_changes import check_follows, follow_rules, rewrite_documents
 
 if TYPE_CHECKING:
@@ -192,7 +195,8 @@ class SearchSink:
         shape = self._shape(batch.schema, current)
         floor = current.position if current is not None else -1
         deleted, upserts = divide_rows(self._new_rows(batch, floor))
-        texts = masked_upserts(upserts, shape)
+        parts = masked_upserts(upserts, shape)
+        texts = pa.concat_tables(parts) if batch.frame is None else on_disk(parts, self._path.parent)
         self._pending[relation] = PendingTable(
             schema=batch.schema,
             rules=rules_of_shape(shape),
@@ -361,12 +365,15 @@ class SearchSink:
         return None if self._published is None else self._published.tables.get(relation)
 
     def _new_rows(self, batch: TableBatch, floor: int) -> pa.Table:
-        rows = batch.rows
-        if rows is None and batch.frame is not None:
-            rows = batch.frame.toArrow()
+        relation, rows = batch.schema.relation, batch.rows
+        if batch.frame is not None:
+            # the driver alone writes the index, but its memory cannot contain all rows of a frame
+            parts = (part.select(NO_ROWS.column_names) for part in collect_parts(batch.frame))
+            rows = on_disk((part.filter(self._are_new(relation, part, floor)) for part in parts), self._path.parent)
+        elif rows is not None:
+            rows = rows.filter(self._are_new(relation, rows, floor))
         if rows is None:
             rows = NO_ROWS
-        rows = rows.filter(self._are_new(batch.schema.relation, rows, floor))
         if rows["key"].null_count:
             raise SchemaNotApplicable(
                 f"table {batch.schema.topic!r} has no key and cannot be indexed",
@@ -393,10 +400,10 @@ class SearchSink:
         """Yield (row number, stored image of its base row) for each partial image; the image is None if the index has
         no base row.
         """
-        columns = zip(*(rows[c].to_pylist() for c in ("op", "complete", "key", "base")), strict=True)
-        for number, (op, complete, key, base) in enumerate(columns):
-            if op == "u" and not complete:
-                yield number, self._stored(document_id(schema.relation, base if base is not None else key))
+        partial = pc.and_(pc.equal(rows["op"], "u"), pc.invert(rows["complete"]))
+        for number in np.flatnonzero(pc.fill_null(partial, fill_value=False).to_numpy()).tolist():
+            base = rows["base"][number].as_py() or rows["key"][number].as_py()
+            yield number, self._stored(document_id(schema.relation, base))
 
     def _complete(
         self, batch: TableBatch, upserts: pa.Table, texts: pa.Table, shape: DocumentShape

@@ -32,7 +32,7 @@ MASKED = DocumentShapes(
 def test_the_rows_of_a_batch_are_masked_whatever_their_number(count: int) -> None:
     rows = [gone(-1, 9), *(put(n, f"item {n}", 10 + n) for n in range(count))]
     deleted, upserts = divide_rows(folded(rows))
-    found = masked_upserts(upserts, MASKED)
+    found = pa.concat_tables(masked_upserts(upserts, MASKED))
 
     assert deleted == [["-1"]]
     assert found.column_names == ["key", "position", "ordinal", "1", "2", "3"]
