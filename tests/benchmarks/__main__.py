@@ -9,13 +9,14 @@ from typing import Any
 
 from tests.benchmarks.figures import machine, print_json, print_table
 
-NAMES = ("capture", "snapshot", "log", "apply", "freshness", "cost")
+NAMES = ("capture", "snapshot", "log", "apply", "freshness", "cost", "search")
 SIZES = {
     "snapshot": ("rows", "runs", "parts"),
     "log": ("changes", "keys", "commits", "runs", "parts"),
     "apply": ("changes", "keys", "rows", "runs", "parts"),
     "freshness": ("rows", "seconds", "runs", "parts"),
     "cost": ("seconds", "runs", "parts"),
+    "search": ("rows", "seconds", "runs", "parts"),
 }
 
 
@@ -27,12 +28,14 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="a smaller run of at most 60 s with the same keys")
     own = parser.add_argument_group("of some benchmarks")
     own.add_argument(
-        "--rows", type=int, help="of the table; snapshot: 5,000,000, apply: 50,000,000, freshness: 1,000,000"
+        "--rows",
+        type=int,
+        help="of the table; snapshot: 5,000,000, apply: 50,000,000, freshness and search: 1,000,000",
     )
     own.add_argument("--changes", type=int, help="log: 20,000,000, of which 10,000,000 are appended; apply: 5,000,000")
     own.add_argument("--commits", type=int, help="log: after which appending is measured again; default 100,000")
     own.add_argument("--keys", type=int, help="that they are spread over; log: 2,000,000, apply: 500,000")
-    own.add_argument("--seconds", type=float, help="freshness: of load; default 60; cost: for each rate; default 40")
+    own.add_argument("--seconds", type=float, help="of load; freshness, search: 60; cost: 40 for each rate")
     own.add_argument("--runs", type=int, help="default 3")
     own.add_argument("--parts", nargs="+", help="only these of its PARTS; default all")
     asked = parser.parse_args()
