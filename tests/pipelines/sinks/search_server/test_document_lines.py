@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cdc.stores.search_server.index_mapping import document_columns
@@ -43,6 +43,8 @@ def parsed(line: Line) -> tuple[dict[str, Any], dict[str, Any]]:
     return json.loads(action)["index"], json.loads(source)
 
 
+@example([('"\\\n\r\t\x7f', '"\\\n\r\t\x7f'), ("\x00", "\x00")])
+@example([('"\\\n\r\t\x7f', '"\\\n\r\t\x7f')])
 @given(st.lists(st.tuples(CODES, st.none() | TEXTS), min_size=1, max_size=5))
 def test_a_line_has_the_id_and_the_texts_of_its_row(values: list[tuple[str, str | None]]) -> None:
     rows = [Row((code,), 10 + number, {1: "1", 2: item, 3: None}) for number, (code, item) in enumerate(values)]
