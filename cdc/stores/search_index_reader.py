@@ -13,6 +13,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from json.encoder import encode_basestring  # type: ignore[attr-defined] # written in C, and missing in the stubs
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -38,6 +39,7 @@ REBUILD: Final = "rebuild the index: 'cdc replay SINK'; or restore the earlier r
 """Remedy for documents that cannot follow the rules."""
 TEXT_TYPES: Final = frozenset({19, 25, 1042, 1043, 1009, 1015})
 """OIDs of the text types and their arrays, whose words can be searched. citext has no fixed OID; its name is used."""
+NULL: Final = "null"
 TERM_BYTES: Final = 60_000
 """Bytes above which a key is replaced by its digest: tantivy silently drops terms above 65,530 bytes."""
 
@@ -59,10 +61,21 @@ def layout() -> tantivy.Schema:
 
 def document_id(relation: int, key: Sequence[str | None]) -> str:
     """Return the `_id` of the document that stores a row."""
-    term = f"{relation}\0{json.dumps(list(key), ensure_ascii=False)}"
+    term = f"{relation}\0{key_json(key)}"
     if len(term.encode()) <= TERM_BYTES:
         return term
     return f"{relation}\0sha256:{hashlib.sha256(term.encode()).hexdigest()}"
+
+
+def key_json(key: Sequence[str | None]) -> str:
+    """Return a key as a JSON list of texts."""
+    return f"[{', '.join(NULL if text is None else encode_basestring(text) for text in key)}]"
+
+
+def image_json(image: Mapping[int, str | None]) -> str:
+    """Return an image as a JSON object: column id → text; `decode_image` reads it."""
+    members = (f'"{number}": {NULL if text is None else encode_basestring(text)}' for number, text in image.items())
+    return f"{{{', '.join(members)}}}"
 
 
 def parked_id(relation: int, key: Sequence[str | None]) -> str:

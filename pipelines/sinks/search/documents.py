@@ -20,7 +20,9 @@ from cdc.stores.search_index_reader import (
     DocumentRules,
     IndexedColumn,
     document_id,
+    image_json,
     is_searched,
+    key_json,
     parked_id,
     rows_of,
 )
@@ -128,10 +130,10 @@ def row_document(row: IndexedRow, rules: DocumentRules) -> tantivy.Document:
     document.add_text("_id", document_id(row.relation, row.key))
     document.add_unsigned("_relation", row.relation)
     document.add_text("_topic", row.topic)
-    document.add_bytes("_key", json.dumps(row.key, ensure_ascii=False).encode())
+    document.add_bytes("_key", key_json(row.key).encode())
     document.add_unsigned("_position", row.position)
     document.add_unsigned("_ordinal", row.ordinal)
-    document.add_bytes("_image", json.dumps(dict(row.image), ensure_ascii=False).encode())
+    document.add_bytes("_image", image_json(row.image).encode())
     searched = ((c.name, row.image.get(number)) for number, c in rules.columns.items() if c.searched)
     texts = {name: text for name, text in searched if text is not None}
     for text in texts.values():

@@ -21,9 +21,9 @@ import numpy as np
 import pyarrow as pa
 
 from cdc.config.search_server import SearchServer
-from cdc.errors import CdcError, MissingBase, TransformFailed
+from cdc.errors import CdcError, IndexMissing, MissingBase, TransformFailed
 from cdc.position import Position
-from cdc.stores.search_server.client import SearchClient
+from cdc.stores.search_server.client import SearchClient, error_reason
 from cdc.stores.search_server.document_values import (
     NULL,
     RAW_FIELD,
@@ -181,7 +181,10 @@ class _CurrentDocuments:
         for start in range(0, len(ids), GET_AT_ONCE):
             body = {"ids": ids[start : start + GET_AT_ONCE]}
             answer = self._client.ask("POST", f"/{index}/_mget", body, exact=True)
-            found |= {one["_id"]: one["_source"] for one in answer.body["docs"] if one.get("found")}
+            documents = answer.body["docs"]
+            if failed := next((one for one in documents if "error" in one), None):
+                raise IndexMissing(f"documents of index {index!r} cannot be read: {error_reason(failed)}")
+            found |= {one["_id"]: one["_source"] for one in documents if one.get("found")}
         return found
 
 

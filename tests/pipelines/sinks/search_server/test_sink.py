@@ -165,9 +165,10 @@ def test_an_index_that_was_deleted_stops_its_table_and_names_the_replay(find):
     index.ask("DELETE", f"/{index.name}")
 
     for driver in (sink, opened(find)):
-        with pytest.raises(IndexMissing) as missing:
-            driver.apply(batch([put(1, "A", 30)], 20, 40))
-        assert "cdc replay" in missing.value.fix
+        for change in (put(1, "A", 30), part(1, 30, {3: "2.00"})):
+            with pytest.raises(IndexMissing) as missing:
+                driver.apply(batch([change], 20, 40))
+            assert "cdc replay" in missing.value.fix
 
 
 def test_a_renamed_column_and_a_default_reach_every_document(find):
