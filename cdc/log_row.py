@@ -102,7 +102,7 @@ def control_row(
         "partial": False,
         "payload": payload,
     }
-    # three times as fast as RecordBatch.from_pylist; a first copy makes two such rows for each table
+    # twice as fast as RecordBatch.from_pylist; a first copy makes two such rows for each table
     columns = [
         pa.array([row[field.name]], field.type) if field.name in row else _ABSENT[field.name] for field in LOG_SCHEMA
     ]
