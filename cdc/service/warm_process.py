@@ -61,6 +61,8 @@ ONE_THREAD: Final[Mapping[str, str]] = {
     "_RJEM_MALLOC_CONF": "background_thread:false",
 }
 """Environment variables of the warm process: numpy, pyarrow and deltalake start no thread when they are imported."""
+REPLACED: Final = "CDC_REPLACED_VARIABLES"
+"""Environment variable of the warm process: the values that ONE_THREAD replaces, as JSON; its children get them."""
 ORPHAN_DEADLINE: Final = 20.0
 """Maximum seconds for a child to end after the warm process has died."""
 LOST_STATUS: Final = ExitCode.RUNTIME.value
@@ -200,12 +202,13 @@ class WarmProcess:
 
     def _start(self) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        replaced = {name: os.environ[name] for name in ONE_THREAD if name in os.environ}
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-u", "-m", __name__, str(theirs.fileno()), *self._imports],
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # the standard output of `cdc run` is for its result
-                env={**os.environ, **ONE_THREAD},
+                env={**os.environ, **ONE_THREAD, REPLACED: json.dumps(replaced)},
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
@@ -238,6 +241,7 @@ class _ForkRequest:
         sys.stderr = _reopen(sys.stderr)
         for name in ONE_THREAD:
             os.environ.pop(name, None)
+        os.environ |= json.loads(os.environ.pop(REPLACED))
         setproctitle(" ".join(self.command))
         module, *sys.argv[1:] = self.command[self.command.index("-m") + 1 :]
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED)

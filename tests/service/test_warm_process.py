@@ -155,10 +155,14 @@ def test_a_child_that_could_not_be_forked_is_lost(warm: WarmProcess) -> None:
     assert process.stdout.read() == b""
 
 
-def test_libraries_of_children_have_their_usual_threads_in_programs_that_they_start(warm: WarmProcess) -> None:
-    code = f"import os; print([name for name in {list(ONE_THREAD)} if name in os.environ])"
+def test_libraries_of_children_have_the_variables_of_the_supervisor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "7")
+    monkeypatch.delenv("JE_ARROW_MALLOC_CONF", raising=False)
+    code = f"import os; print({{name: os.environ.get(name) for name in {list(ONE_THREAD)}}})"
+    with WarmProcess() as warm:
+        found = first_line(fork(warm, code))
 
-    assert first_line(fork(warm, code)) == "[]"
+    assert found == str({name: os.environ.get(name) for name in ONE_THREAD})
 
 
 def test_a_child_ends_when_the_supervisor_is_killed() -> None:
