@@ -6,7 +6,7 @@ The rows of a batch are reduced to the columns of their shape, and masked, befor
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import tantivy
 
-from cdc.stores.dead_letter_rows import DeadLetterEntry, Image, Key, ParkedRow
+from cdc.stores.dead_letter_rows import DeadLetterEntry, Image, ParkedRow
 from cdc.stores.search_index_reader import (
     PARKED_TOPIC,
     DocumentRules,
@@ -28,6 +28,7 @@ from cdc.stores.search_index_reader import (
 )
 from cdc.table import TableSchema
 from pipelines.sinks.search.document_shape import DocumentShape
+from pipelines.sinks.unpublished_parked_rows import UnpublishedParkedRows
 
 ROWS_AT_ONCE: Final = 4096
 """Number of rows that are converted at once."""
@@ -171,39 +172,18 @@ def rules_text(rules: Mapping[int, DocumentRules]) -> str:
     return json.dumps({str(relation): one.to_json() for relation, one in rules.items()}, ensure_ascii=False)
 
 
-class DeadLetterDocuments:
+class DeadLetterDocuments(UnpublishedParkedRows):
     """Implements pipelines.sinks.contract.ParkedRows: the parked rows of a search sink, as documents of its index.
 
-    One commit of the index writes rows, published record and parked rows together. So changes of the parked rows stay
-    in memory until SearchSink.publish calls `put`.
+    One commit of the index writes rows, published record and parked rows together.
     """
-
-    def __init__(self) -> None:
-        self._stored: dict[int, Mapping[Key, ParkedRow]] = {}
-        """Relation → its parked rows as the index has them."""
-        self._parked: dict[int, Mapping[Key, ParkedRow]] = {}
-
-    def load(self, stored: Mapping[int, Mapping[Key, ParkedRow]]) -> None:
-        """Set the parked rows to those that the index stores; drop unpublished changes. stored: by relation and key."""
-        self._stored, self._parked = dict(stored), dict(stored)
-
-    def rows_of(self, relation: int) -> Mapping[Key, ParkedRow]:
-        """See ParkedRows.rows_of."""
-        return self._parked.get(relation, {})
-
-    def write(self, relation: int, after: int, entries: Iterable[DeadLetterEntry]) -> None:
-        """Do nothing, because the entries become durable in `publish`, together with the rows of the batch."""
-
-    def confirm(self, relation: int, rows: Mapping[Key, ParkedRow]) -> None:
-        """See ParkedRows.confirm."""
-        self._parked[relation] = rows
 
     def put(self, writer: tantivy.IndexWriter, relation: int) -> None:
         """Add and delete documents, so that the next commit of `writer` stores exactly the parked rows of the table.
 
         The caller commits.
         """
-        stored, parked = self._stored.get(relation, {}), self.rows_of(relation)
+        stored, parked = self.stored_rows_of(relation), self.rows_of(relation)
         for key in stored.keys() | parked.keys():
             row = parked.get(key)
             if row == stored.get(key):
@@ -211,7 +191,3 @@ class DeadLetterDocuments:
             writer.delete_documents_by_term("_id", parked_id(relation, key))
             if row is not None:
                 writer.add_document(parked_document(row))
-
-    def committed(self, relations: Iterable[int]) -> None:
-        """Record that the commit with the parked rows of these tables succeeded."""
-        self._stored |= {relation: self.rows_of(relation) for relation in relations}

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
 from cdc.errors import SinkError, SinkFenced, SinkOfAnotherLog
 from cdc.position import Position
-from cdc.stores.dead_letter_rows import DeadLetterEntry, Key, ParkedRow
 from cdc.stores.published_record import Published, TableRecord, TargetState
 from cdc.stores.search_server.client import SearchClient
 from cdc.stores.search_server.sink_state import (
@@ -27,41 +26,11 @@ from cdc.stores.search_server.sink_state import (
     Version,
     with_mark,
 )
+from pipelines.sinks.unpublished_parked_rows import UnpublishedParkedRows
 
 MARK_EVERY: Final = 600
 """Seconds between two marks of the published position; documents of deleted rows below an old mark are removed."""
 _WHOLE: Final = frozenset({TargetState.STREAMING, TargetState.CATCHING_UP})
-
-
-class UnpublishedParkedRows:
-    """Implements pipelines.sinks.contract.ParkedRows; the publisher stores the rows together with the record."""
-
-    def __init__(self) -> None:
-        self._stored: dict[int, Mapping[Key, ParkedRow]] = {}
-        self._parked: dict[int, Mapping[Key, ParkedRow]] = {}
-
-    def load(self, stored: Mapping[int, Mapping[Key, ParkedRow]]) -> None:
-        """Set the parked rows to those that are stored; drop unpublished changes. stored: by relation and key."""
-        self._stored, self._parked = dict(stored), dict(stored)
-
-    def rows_of(self, relation: int) -> Mapping[Key, ParkedRow]:
-        """See ParkedRows.rows_of."""
-        return self._parked.get(relation, {})
-
-    def write(self, relation: int, after: int, entries: Iterable[DeadLetterEntry]) -> None:
-        """Do nothing, because the publisher stores the parked rows."""
-
-    def confirm(self, relation: int, rows: Mapping[Key, ParkedRow]) -> None:
-        """See ParkedRows.confirm."""
-        self._parked[relation] = rows
-
-    def changed(self) -> dict[int, Mapping[Key, ParkedRow]]:
-        """Return the parked rows of the tables whose parked rows are not stored yet, by relation."""
-        return {r: rows for r, rows in self._parked.items() if rows != self._stored.get(r, {})}
-
-    def committed(self) -> None:
-        """Record that the parked rows are stored."""
-        self._stored = dict(self._parked)
 
 
 class Publisher:
@@ -144,7 +113,7 @@ class Publisher:
             self.load()
             raise SinkFenced(f"another process published to search sink {self._sink!r} after this process last read it")
         self._version, self.state = version, written
-        self._parked.committed()
+        self._parked.committed(record.tables)
         return before
 
     def remove_unused(self, before: PublishedState | None, others: Iterable[str]) -> None:

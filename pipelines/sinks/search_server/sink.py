@@ -28,9 +28,10 @@ from pipelines.sinks.record_after_batch import applied_state
 from pipelines.sinks.search.document_shape import DocumentShapes
 from pipelines.sinks.search_server.document_lines import TableIndex
 from pipelines.sinks.search_server.executor_writer import ExecutorWriter
-from pipelines.sinks.search_server.publisher import Publisher, UnpublishedParkedRows, open_publisher
+from pipelines.sinks.search_server.publisher import Publisher, open_publisher
 from pipelines.sinks.search_server.row_writer import RowWriter, missing_base, open_row_writer
 from pipelines.sinks.search_server.table_indexes import TableIndexes
+from pipelines.sinks.unpublished_parked_rows import UnpublishedParkedRows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

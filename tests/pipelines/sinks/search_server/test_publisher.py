@@ -10,7 +10,8 @@ from cdc.errors import SinkError, SinkFenced, SinkOfAnotherLog
 from cdc.stores.dead_letter_rows import ParkedRow
 from cdc.stores.published_record import Published, TableRecord, TargetState
 from cdc.stores.search_server.client import SearchClient
-from pipelines.sinks.search_server.publisher import Publisher, UnpublishedParkedRows, open_publisher
+from pipelines.sinks.search_server.publisher import Publisher, open_publisher
+from pipelines.sinks.unpublished_parked_rows import UnpublishedParkedRows
 from tests.contracts.folded import ORDERS
 from tests.fixtures.http_relay import HttpRelay, LoseAnswer
 from tests.fixtures.search_sinks import search_sink
