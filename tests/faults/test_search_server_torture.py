@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from random import Random
+from threading import Event, Thread
 
 import pytest
 
@@ -53,9 +54,11 @@ class Torture:
                 self._apply_late(*self._random.choice(done))
 
     def _opened(self) -> SearchServerSink:
-        sink = SearchServerSink(self._find)
-        sink.open("log-1")
-        return sink
+        while True:
+            sink = SearchServerSink(self._find)
+            with suppress(SinkUnavailable):
+                sink.open("log-1")
+                return sink
 
     def _apply(self, after: int, upto: int) -> None:
         while True:
@@ -116,16 +119,24 @@ def test_any_batches_with_lost_answers_and_late_requests_give_the_rows(lossy: Se
 def test_a_server_that_is_killed_at_random_moments_keeps_the_rows(own_opensearch: OpenSearchServer, seed: int):
     random = Random(f"killed {seed}")
     rows = log(random, 100)
-    ends = sorted({row["position"] for row in rows})
     with HttpRelay(own_opensearch.url, seed) as relay:
         relay.fault(r"^(PUT|POST|DELETE) ", LoseAnswer(), times=None, probability=LOST)
         find = search_sink(SharedOpenSearch(relay.url, "t-"), settings={"gc_deletes": "1s"})
-        for part in range(1, 6):
-            upto = ends[len(ends) * part // 5 - 1]
-            torture = Torture(find, [row for row in rows if row["position"] <= upto], random)
+        done = Event()
+
+        def kill() -> None:
+            while not done.wait(random.uniform(1, 4)):
+                own_opensearch.kill()
+                own_opensearch.restart()
+
+        killing = Thread(target=kill)
+        torture = Torture(find, rows, Random(seed))
+        killing.start()
+        try:
             torture.run()
-            own_opensearch.kill()
-            own_opensearch.restart()
+        finally:
+            done.set()
+            killing.join()
         relay.faults.clear()
 
         assert found(find) == expected(rows)
