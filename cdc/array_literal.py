@@ -1,4 +1,4 @@
-"""Array literals: parses and prints arrays with one dimension in the text form of Postgres.
+"""Array literals: parses and prints arrays with one dimension in the text form of Postgres; the types of arrays.
 
 Section 8.15.6 of the Postgres manual says how elements are quoted.
 """
@@ -11,6 +11,29 @@ from typing import Final
 
 import pyarrow as pa
 
+ELEMENT_BY_OID: Final = {
+    1000: 16,
+    1001: 17,
+    1005: 21,
+    1007: 23,
+    1016: 20,
+    1021: 700,
+    1022: 701,
+    1028: 26,
+    1115: 1114,
+    1182: 1082,
+    1185: 1184,
+    1231: 1700,
+}
+"""OID of an array type → OID of its element type, for element types that are not text (pg_type.dat)."""
+TEXT_ELEMENT_BY_OID: Final = {1002: 18, 1003: 19, 1009: 25, 1014: 1042, 1015: 1043, 2951: 2950}
+"""The same for "char", name, text, char(n), varchar and uuid.
+
+The name of an array type ends with `[]`, but the name of a domain over an array does not. So a domain over one of these
+arrays is recognised by the OID of its base type.
+"""
+BOX_ARRAY_OID: Final = 1020
+"""OID of box[], the only array type with semicolons between its elements; such a column stays text."""
 _ELEMENT: Final = re.compile(r'"((?:[^"\\]|\\.)*)"|([^{}",\\]+)', re.DOTALL)
 _ESCAPED: Final = re.compile(r"\\(.)", re.DOTALL)
 _NULL: Final = "NULL"

@@ -30,7 +30,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.array_literal import parse_array
+from cdc.array_literal import BOX_ARRAY_OID, ELEMENT_BY_OID, TEXT_ELEMENT_BY_OID, parse_array
 from cdc.table import Column
 
 
@@ -188,30 +188,6 @@ def numeric_family(typmod: int) -> Family | None:
     return cast_family(f"numeric({precision},{scale})", pa.decimal128(precision, scale))
 
 
-ELEMENT_BY_OID: Final = {
-    1000: 16,
-    1001: 17,
-    1005: 21,
-    1007: 23,
-    1016: 20,
-    1021: 700,
-    1022: 701,
-    1028: 26,
-    1115: 1114,
-    1182: 1082,
-    1185: 1184,
-    1231: 1700,
-}
-"""OID of an array type → OID of its element type, for element types that are not text (pg_type.dat)."""
-TEXT_ARRAYS: Final = frozenset({1002, 1003, 1009, 1014, 1015, 2951})
-"""OIDs of the arrays of "char", name, text, char(n), varchar and uuid.
-
-The name of an array type ends with `[]`, but the name of a domain over an array does not. So `family_of` recognises a
-domain over one of these arrays by the OID of its base type.
-"""
-BOX_ARRAY_OID: Final = 1020
-"""OID of box[], the only array type with semicolons between its elements; such a column stays text."""
-
 _NULL: Final = "NULL"
 _NOT_PLAIN: Final = r'(?s)["\\]|\A\{\}|\A[^{]|.\{|\}.|[^}]\z|\A.?\z'
 """Pattern of array literals that cannot be split at commas: with quotes, inner braces or no elements."""
@@ -295,7 +271,7 @@ def _element_of(column: Column, oid: int, typmod: int) -> Family | None:
     """Return the family of the elements of an array column; None if the column's type is not an array."""
     if oid in ELEMENT_BY_OID:
         return _scalar_family(ELEMENT_BY_OID[oid], typmod)
-    if oid in TEXT_ARRAYS:
+    if oid in TEXT_ELEMENT_BY_OID:
         return TEXT
     # format_type ends the name of an array type with brackets, and quotes a name that has brackets itself
     is_array = column.type_name.endswith("[]") and oid not in _NO_ARRAYS

@@ -25,7 +25,7 @@ from typing import Any, Final, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.array_literal import array_literal, parse_array
+from cdc.array_literal import BOX_ARRAY_OID, ELEMENT_BY_OID, TEXT_ELEMENT_BY_OID, array_literal, parse_array
 from cdc.table import Column
 
 NULL: Final = "null"
@@ -114,28 +114,12 @@ _KIND_BY_OID: Final = {
     3802: ValueKind.JSON,
 }
 """OID of a type (pg_type.dat) → kind of its values; values of all other types are EXACT."""
-_ELEMENT_BY_OID: Final = {
-    1000: 16,
-    1001: 17,
-    1002: 18,
-    1003: 19,
-    1005: 21,
-    1007: 23,
-    1009: 25,
-    1014: 1042,
-    1015: 1043,
-    1016: 20,
-    1021: 700,
-    1022: 701,
-    1028: 26,
-    1115: 1114,
-    1182: 1082,
-    1185: 1184,
-    1231: 1700,
+_ARRAYS: Final = {
+    array: _KIND_BY_OID[element]
+    for array, element in (ELEMENT_BY_OID | TEXT_ELEMENT_BY_OID).items()
+    if element in _KIND_BY_OID
 }
-"""OID of an array type → OID of its element type. Elements of other array types are EXACT."""
-_BOX_ARRAY: Final = 1020
-"""OID of box[], the only array type with semicolons between its elements; it stays text."""
+"""OID of an array type → kind of its elements; elements of other array types are EXACT."""
 _JSON_NUMBER: Final = r"-?(?:0|[1-9][0-9]{0,299})(?:\.[0-9]{1,300})?(?:e[+-]?[0-9]{1,3})?"
 _TIMESTAMP: Final = r"[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{1,6})?"
 _ISO: Final = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2})T([0-9:.]+)(Z?)")
@@ -164,9 +148,9 @@ def value_type(column: Column, field: str | None = None) -> ValueType:
         return ValueType(ValueKind.POINT)
     if column.type_name.rpartition(".")[2] == "citext":
         return ValueType(ValueKind.WORDS)
-    if oid in _ELEMENT_BY_OID:
-        return ValueType(_KIND_BY_OID[_ELEMENT_BY_OID[oid]], is_array=True)
-    if column.type_name.endswith("[]") and oid != _BOX_ARRAY and oid not in _KIND_BY_OID:
+    if oid in _ARRAYS:
+        return ValueType(_ARRAYS[oid], is_array=True)
+    if column.type_name.endswith("[]") and oid != BOX_ARRAY_OID and oid not in _KIND_BY_OID:
         return ValueType(ValueKind.EXACT, is_array=True)
     return ValueType(_KIND_BY_OID.get(oid, ValueKind.EXACT))
 
