@@ -107,6 +107,15 @@ def index_body(
     }
 
 
+def owner_of(mappings: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """Return the id of the log and the name of the sink to which an index belongs; None for an index of no sink.
+
+    mappings: the mapping of the index.
+    """
+    meta = mappings.get("_meta", {}).get(META, {})
+    return meta.get("log_id"), meta.get("sink")
+
+
 def _field(column: DocumentColumn, overrides: Overrides, engine: str) -> dict[str, Any]:
     override, kind = _override(column.name, overrides), column.type.kind
     own = {"type": _JSON_TYPE[engine]} if kind is ValueKind.JSON else _FIELDS[kind]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cdc.stores.published_record import Published
 from cdc.stores.search_server.client import SearchClient
-from cdc.stores.search_server.index_mapping import META
+from cdc.stores.search_server.index_mapping import META, owner_of
 from cdc.stores.search_server.index_names import number_of
 
 
@@ -28,9 +28,9 @@ def indexes_of_sink(client: SearchClient, sink: str, log_id: str) -> list[SinkIn
     body = client.ask("GET", f"/{client.index_prefix}*/_mapping").body
     found = []
     for name, index in body.items():
-        owner = index["mappings"].get("_meta", {}).get(META, {})
-        if (owner.get("sink"), owner.get("log_id")) == (sink, log_id):
-            found.append(SinkIndex(name, owner["topic"], owner["relation"], number_of(name), owner["rules"]))
+        if owner_of(index["mappings"]) == (log_id, sink):
+            meta = index["mappings"]["_meta"][META]
+            found.append(SinkIndex(name, meta["topic"], meta["relation"], number_of(name), meta["rules"]))
     return sorted(found, key=lambda index: index.name)
 
 

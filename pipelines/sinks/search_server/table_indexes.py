@@ -28,6 +28,7 @@ from cdc.stores.search_server.index_mapping import (
     document_columns,
     field_types,
     index_body,
+    owner_of,
     visible,
 )
 from cdc.stores.search_server.index_names import alias_name, index_name, write_alias
@@ -145,15 +146,14 @@ class TableIndexes:
     def _check_owned(self, indexes: Iterable[str], alias: str) -> None:
         for index in indexes:
             body = self._client.ask("GET", f"/{index}/_mapping").body
-            owner = body[index]["mappings"].get("_meta", {}).get(META, {})
-            if index == alias or (owner.get("log_id"), owner.get("sink")) != self._owner:
+            if index == alias or owner_of(body[index]["mappings"]) != self._owner:
                 raise IndexOfAnotherOwner(f"index {index!r}, found under the name {alias!r}, belongs to somebody else")
 
     def _follow(self, table: TableIndex, mappings: Mapping[str, Any]) -> None:
         """Make an existing index follow the columns of its table."""
-        meta, wanted = mappings.get("_meta", {}).get(META, {}), self._meta(table)
-        if (meta.get("log_id"), meta.get("sink")) != self._owner:
+        if owner_of(mappings) != self._owner:
             raise IndexOfAnotherOwner(f"index {table.index!r} belongs to somebody else")
+        meta, wanted = mappings["_meta"][META], self._meta(table)
         if meta == wanted:
             return
         if meta["rules"] != wanted["rules"]:
