@@ -1,4 +1,7 @@
-"""Record after a batch: computes the published record of a table after a batch or a failure, and the lag of a batch."""
+"""Record after a batch: computes the published record of a table after a batch or a failure, and the lag of a batch.
+
+It also decides whether a batch has to be applied at all, and has the errors that several sinks raise for a batch.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.errors import RESYNC, CdcError, LogTrimmed, SchemaNotApplicable, complete_remedy
+from cdc.errors import RESYNC, CdcError, LogTrimmed, MissingBase, SchemaNotApplicable, complete_remedy
+from cdc.position import Position
 from cdc.stores.published_record import TableRecord, TargetState
 from cdc.table import CAPTURED, TableSchema, TableState
 from pipelines.sinks.contract import TableBatch
@@ -18,7 +22,7 @@ NO_LONGER_CAPTURED: Final = (
     "nothing to do: the target keeps the rows; if the table was created again, run 'cdc replay SINK --tables TABLE'"
 )
 """Remedy for a table that was dropped at the source or is no longer captured."""
-_WHOLE: Final = frozenset({TargetState.STREAMING, TargetState.CATCHING_UP})
+WHOLE: Final = frozenset({TargetState.STREAMING, TargetState.CATCHING_UP})
 """States of a table whose position says whether it belongs to a cut."""
 
 
@@ -47,7 +51,7 @@ def with_progress_state(record: TableRecord, upto: int) -> TableRecord:
 
     A record in any other state is returned unchanged. upto: the position of the cut.
     """
-    return replace(record, state=_state_at(record.position, upto)) if record.state in _WHOLE else record
+    return replace(record, state=_state_at(record.position, upto)) if record.state in WHOLE else record
 
 
 def _state_at(position: int, upto: int) -> str:
@@ -57,7 +61,7 @@ def _state_at(position: int, upto: int) -> str:
 def at_cut(record: TableRecord, upto: int) -> TableRecord:
     """Return the record of a table that has no changes up to `upto`, the position of the cut."""
     position = max(record.position, upto)
-    return record.at(position, _state_at(position, upto) if record.state in _WHOLE else record.state)
+    return record.at(position, _state_at(position, upto) if record.state in WHOLE else record.state)
 
 
 def log_trimmed_error(exc: LogTrimmed, sink: str) -> LogTrimmed:
@@ -90,3 +94,27 @@ def median_lag(images: pa.Table) -> float | None:
     """Return the median time in seconds since the rows of a batch were committed at the source; None for no rows."""
     middle = pc.quantile(images["committed_at"].cast(pa.int64()), 0.5)[0].as_py()
     return None if middle is None else max(0.0, time.time() - middle / 1e6)
+
+
+def is_done(current: TableRecord, batch: TableBatch) -> bool:
+    """Return whether a batch must not change anything: it is published, or the table failed before it.
+
+    current: the published record of the table.
+    """
+    has_failed = current.state == TargetState.FAILED and batch.after > current.position
+    return has_failed or current.position >= batch.upto
+
+
+def missing_base(schema: TableSchema, position: int) -> MissingBase:
+    """Return the error of a partial image at a position whose base row the target does not have."""
+    return MissingBase(
+        f"the target of table {schema.topic!r} has no base row for a partial image at {Position(position)}"
+    )
+
+
+def key_required(schema: TableSchema) -> SchemaNotApplicable:
+    """Return the error of a table without a key, whose rows cannot be documents of a search index."""
+    return SchemaNotApplicable(
+        f"table {schema.topic!r} has no key and cannot be indexed",
+        remedy="add a primary key to the table, or exclude it from the sink's tables",
+    )

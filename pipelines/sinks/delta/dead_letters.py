@@ -13,8 +13,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable, write_deltalake
 from deltalake import Schema as DeltaSchema
 
-from cdc.errors import CdcError, MissingBase, ValueNotRepresentable
-from cdc.position import Position
+from cdc.errors import CdcError, ValueNotRepresentable
 from cdc.stores.dead_letter_rows import PARKED_SCHEMA, DeadLetterEntry, Key, ParkedRow, parked_at, read_entries
 from cdc.stores.published_record import Published
 from pipelines.sinks.contract import RefusedRow, TableBatch
@@ -22,6 +21,7 @@ from pipelines.sinks.delta.erase_earlier_versions import erase_earlier
 from pipelines.sinks.delta.history_rows import typed_changes
 from pipelines.sinks.delta.merge_source import BaseLookup, has_no_base, source_rows
 from pipelines.sinks.delta.target_columns import RowShape
+from pipelines.sinks.record_after_batch import missing_base
 from pipelines.types.typed_rows import typed_keys
 
 STALE: Final = 500
@@ -217,14 +217,9 @@ def _without_base(images: pa.Table, rows: np.ndarray, bases: BaseLookup, shape: 
     known = np.setdiff1d(np.arange(len(rows)), np.fromiter(untypable, np.int64, len(untypable)))
     baseless = known[has_no_base(partial.take(pa.array(known)), bases, shape)] if len(known) else known
     return {
-        int(rows[row]): _missing_base(shape, partial["position"][int(row)].as_py()) for row in [*untypable, *baseless]
+        int(rows[row]): missing_base(shape.schema, partial["position"][int(row)].as_py())
+        for row in [*untypable, *baseless]
     }
-
-
-def _missing_base(shape: RowShape, position: int) -> CdcError:
-    return MissingBase(
-        f"the target of table {shape.schema.topic!r} has no base row for a partial image at {Position(position)}"
-    )
 
 
 def _failing(rows: pa.Table, convert: Callable[[pa.Table], object], limit: int) -> dict[int, CdcError]:

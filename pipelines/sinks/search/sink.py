@@ -27,8 +27,6 @@ import tantivy
 
 from cdc.config import DeadLetterSettings
 from cdc.errors import (
-    MissingBase,
-    SchemaNotApplicable,
     SinkFenced,
     SinkOfAnotherLog,
     SinkUnavailable,
@@ -51,8 +49,8 @@ from cdc.stores.search_index_reader import (
 )
 from cdc.table import TableSchema
 from pipelines.folding.spark_fold import collect_parts
-from pipelines.sinks.contract import NONE_PARKED, ImageMask, Published, RefusedRow, TableBatch, TableRecord, TargetState
-from pipelines.sinks.record_after_batch import applied_state
+from pipelines.sinks.contract import NONE_PARKED, ImageMask, Published, RefusedRow, TableBatch, TableRecord
+from pipelines.sinks.record_after_batch import applied_state, is_done, key_required, missing_base
 from pipelines.sinks.search.document_shape import DocumentShape, DocumentShapes
 from pipelines.sinks.search.documents import (
     DeadLetterDocuments,
@@ -173,8 +171,8 @@ class SearchSink:
         if batch.rows is None or batch.is_copying:
             return []
         without_base = (number for number, base in self._bases(batch.schema, batch.rows) if base is None)
-        found = islice(without_base, limit + 1)
-        return [RefusedRow(number, _no_base(batch.schema, batch.rows, number)) for number in found]
+        found, positions = islice(without_base, limit + 1), batch.rows["position"]
+        return [RefusedRow(number, missing_base(batch.schema, positions[number].as_py())) for number in found]
 
     def apply(self, batch: TableBatch) -> TableRecord:
         """Check the batch of one table, keep it in memory until `publish`, and return the table's new record.
@@ -189,7 +187,7 @@ class SearchSink:
         """
         relation = batch.schema.relation
         current = self._published_record(relation)
-        if current is not None and (current.position >= batch.upto or _refuses(current, batch)):
+        if current is not None and is_done(current, batch):
             return current
         self._pending.pop(relation, None)
         shape = self._shape(batch.schema, current)
@@ -375,10 +373,7 @@ class SearchSink:
         if rows is None:
             rows = NO_ROWS
         if rows["key"].null_count:
-            raise SchemaNotApplicable(
-                f"table {batch.schema.topic!r} has no key and cannot be indexed",
-                remedy="add a primary key to the table, or exclude it from the sink's tables",
-            )
+            raise key_required(batch.schema)
         return rows
 
     def _are_new(self, relation: int, rows: pa.Table, floor: int) -> pa.ChunkedArray:
@@ -419,7 +414,7 @@ class SearchSink:
                 completed[number] = None
                 continue
             if stored is None:
-                raise _no_base(batch.schema, upserts, number)
+                raise missing_base(batch.schema, upserts["position"][number].as_py())
             earlier, sent = decode_image(stored), {column for column, _ in upserts["after"][number].as_py() or ()}
             completed[number] = {
                 column: texts[str(column)][number].as_py() if column in sent else earlier.get(column, default)
@@ -449,16 +444,6 @@ def _is_listed(record: Published, pending: PendingTable) -> bool:
     """Return whether the record contains the batch's table, with a position at or after the end of the batch."""
     listed = record.tables.get(pending.schema.relation)
     return listed is not None and listed.position >= pending.upto
-
-
-def _no_base(schema: TableSchema, rows: pa.Table, number: int) -> MissingBase:
-    position = Position(rows["position"][number].as_py())
-    return MissingBase(f"the target of table {schema.topic!r} has no base row for a partial image at {position}")
-
-
-def _refuses(current: TableRecord, batch: TableBatch) -> bool:
-    """Return whether the table failed at a position before the start of the batch."""
-    return current.state == TargetState.FAILED and batch.after > current.position
 
 
 def _linked(index: Path, cut: Path) -> bool:

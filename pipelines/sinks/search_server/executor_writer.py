@@ -23,9 +23,10 @@ from cdc.errors import CdcError
 from cdc.stores.search_server.client import SearchClient
 from pipelines.folding.spark_fold import collect_parts
 from pipelines.runtime.executor_code import error_of_code, forwarding_errors, raising_task_errors
+from pipelines.sinks.record_after_batch import missing_base
 from pipelines.sinks.search_server.bulk_writer import Line
 from pipelines.sinks.search_server.document_lines import TableIndex
-from pipelines.sinks.search_server.row_writer import PlannedRows, RowWriter, missing_base, open_row_writer
+from pipelines.sinks.search_server.row_writer import PlannedRows, RowWriter, open_row_writer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -89,7 +90,7 @@ class ExecutorWriter:
         """Store the base documents of moved rows, and return the lines of these rows."""
         planned = rows.plan(part, self.table, self.since)
         if planned.missing and not self.is_copying:
-            raise missing_base(self.table.shape.schema.topic, part["position"][planned.missing[0]].as_py())
+            raise missing_base(self.table.shape.schema, part["position"][planned.missing[0]].as_py())
         rows.store_bases(planned)
         return PlannedRows(list(planned.lines), bases_id=planned.bases_id)
 
@@ -125,6 +126,6 @@ class _PartitionLines:
         positions = pa.chunked_array([chunk for part in self._positions for chunk in part.chunks], pa.int64())
         failed = [(positions[number].as_py(), error) for number, error in refused.items()]
         if not self._task.is_copying:
-            topic = self._task.table.shape.schema.topic
-            failed += [(position, missing_base(topic, position)) for position in self._missing]
+            schema = self._task.table.shape.schema
+            failed += [(position, missing_base(schema, position)) for position in self._missing]
         return min(failed, key=lambda one: one[0], default=None)

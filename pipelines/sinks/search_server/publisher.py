@@ -26,11 +26,11 @@ from cdc.stores.search_server.sink_state import (
     Version,
     with_mark,
 )
+from pipelines.sinks.record_after_batch import WHOLE
 from pipelines.sinks.unpublished_parked_rows import UnpublishedParkedRows
 
 MARK_EVERY: Final = 600
 """Seconds between two marks of the published position; documents of deleted rows below an old mark are removed."""
-_WHOLE: Final = frozenset({TargetState.STREAMING, TargetState.CATCHING_UP})
 
 
 class Publisher:
@@ -46,11 +46,6 @@ class Publisher:
         """The published state; None if nothing was published."""
         self._version: Version | None = None
         self._ahead = self._started = 0
-
-    @property
-    def index(self) -> str:
-        """Name of the index with the state."""
-        return self._documents.index
 
     @property
     def record(self) -> Published | None:
@@ -128,7 +123,7 @@ class Publisher:
             self._ahead = 0
             return record
         ahead = TargetState.CATCHING_UP.value
-        tables = {r: replace(t, state=ahead) if t.state in _WHOLE else t for r, t in record.tables.items()}
+        tables = {r: replace(t, state=ahead) if t.state in WHOLE else t for r, t in record.tables.items()}
         return replace(record, tables=tables)
 
     def _put_parked(self, record: Published) -> dict[int, str]:

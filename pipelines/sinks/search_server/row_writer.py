@@ -21,8 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from cdc.config.search_server import SearchServer
-from cdc.errors import CdcError, IndexMissing, MissingBase, TransformFailed
-from cdc.position import Position
+from cdc.errors import CdcError, IndexMissing, TransformFailed
 from cdc.stores.search_server.client import SearchClient, error_reason
 from cdc.stores.search_server.document_values import (
     NULL,
@@ -119,11 +118,6 @@ def open_row_writer(client: SearchClient, access: SearchServer, sink: str) -> Ro
     """Return a row writer for the tables of a sink."""
     writer = BulkWriter(client, size=access.bulk_size, requests=access.bulk_requests)
     return RowWriter(client, SinkState(client, sink), writer)
-
-
-def missing_base(topic: str, position: int) -> MissingBase:
-    """Return the error of a partial image without a base row."""
-    return MissingBase(f"the target of table {topic!r} has no base row for a partial image at {Position(position)}")
 
 
 class _CurrentDocuments:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from cdc.config import DeadLetterSettings, SearchSinkDefinition
-from cdc.errors import CdcError, SchemaNotApplicable, SinkFenced, SinkUnavailable
+from cdc.errors import CdcError, SinkFenced, SinkUnavailable
 from cdc.failpoint import hit
 from cdc.stores.dead_letter_rows import Image
 from cdc.stores.search_server.client import SearchClient
@@ -23,20 +23,18 @@ from cdc.stores.search_server.document_scan import close_point, open_point
 from cdc.stores.search_server.index_names import number_of
 from cdc.stores.search_server.sink_state import PublishedState, published_indexes
 from cdc.table import TableSchema
-from pipelines.sinks.contract import NONE_PARKED, Published, RefusedRow, TableBatch, TableRecord, TargetState
-from pipelines.sinks.record_after_batch import applied_state
+from pipelines.sinks.contract import NONE_PARKED, Published, RefusedRow, TableBatch, TableRecord
+from pipelines.sinks.record_after_batch import WHOLE, applied_state, is_done, key_required, missing_base
 from pipelines.sinks.search.document_shape import DocumentShapes
 from pipelines.sinks.search_server.document_lines import TableIndex
 from pipelines.sinks.search_server.executor_writer import ExecutorWriter
 from pipelines.sinks.search_server.publisher import Publisher, open_publisher
-from pipelines.sinks.search_server.row_writer import RowWriter, missing_base, open_row_writer
+from pipelines.sinks.search_server.row_writer import RowWriter, open_row_writer
 from pipelines.sinks.search_server.table_indexes import TableIndexes
 from pipelines.sinks.unpublished_parked_rows import UnpublishedParkedRows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-_WHOLE: Final = frozenset({TargetState.STREAMING, TargetState.CATCHING_UP})
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +134,7 @@ class SearchServerSink:
         MissingBase and DocumentRefused for rows that cannot be written. Other rows may then be written, but invisible.
         """
         current = self._connection().publisher.record_of(batch.schema.relation)
-        if current is not None and _is_done(current, batch):
+        if current is not None and is_done(current, batch):
             return current
         table = self._index(batch)
         if batch.frame is not None:
@@ -221,10 +219,7 @@ class SearchServerSink:
     def _index(self, batch: TableBatch) -> TableIndex:
         schema, opened = batch.schema, self._connection()
         if not schema.key:
-            raise SchemaNotApplicable(
-                f"table {schema.topic!r} has no key and cannot be indexed",
-                remedy="add a primary key to the table, or exclude it from the sink's tables",
-            )
+            raise key_required(schema)
         current = opened.publisher.record_of(schema.relation)
         index = None if current is None or not current.target else current.target
         earlier = self._published.get(schema.relation)
@@ -238,7 +233,7 @@ class SearchServerSink:
         planned = opened.rows.plan(rows, table, self._published_position(batch))
         if planned.missing and not batch.is_copying:
             positions = rows["position"]
-            return {n: missing_base(batch.schema.topic, positions[n].as_py()) for n in planned.missing}
+            return {n: missing_base(batch.schema, positions[n].as_py()) for n in planned.missing}
         opened.publisher.declare(batch.upto)
         if planned.bases_id:
             self._bases.add(planned.bases_id)
@@ -276,7 +271,7 @@ class SearchServerSink:
             if table.target and table.schema is not None:
                 alias = opened.indexes.alias(TableSchema.from_json(table.schema))
                 # a table that was created again replaces the earlier one when its copy has ended
-                if alias not in newest or table.state in _WHOLE:
+                if alias not in newest or table.state in WHOLE:
                     newest[alias] = table
         floors = opened.publisher.floors
         wanted = {alias: (table.target, floors.get(table.target, 0)) for alias, table in newest.items()}
@@ -298,9 +293,3 @@ class SearchServerSink:
 def staged_name(sink: str) -> str:
     """Return the name under which the state of a staged sink is stored."""
     return f"{sink}.replay"
-
-
-def _is_done(current: TableRecord, batch: TableBatch) -> bool:
-    """Return whether a batch must not change anything: it is published, or the table failed before it."""
-    has_failed = current.state == TargetState.FAILED and batch.after > current.position
-    return has_failed or current.position >= batch.upto

@@ -10,6 +10,7 @@ from cdc.errors import SinkError, SinkFenced, SinkOfAnotherLog
 from cdc.stores.dead_letter_rows import ParkedRow
 from cdc.stores.published_record import Published, TableRecord, TargetState
 from cdc.stores.search_server.client import SearchClient
+from cdc.stores.search_server.sink_state import SinkState
 from pipelines.sinks.search_server.publisher import Publisher, open_publisher
 from pipelines.sinks.unpublished_parked_rows import UnpublishedParkedRows
 from tests.contracts.folded import ORDERS
@@ -128,5 +129,6 @@ def test_parked_rows_are_published_with_the_record_and_not_before(client):
     before = publisher.replace(cut(40), KEEP)
     publisher.remove_unused(before, ())
 
-    assert client.ask("POST", f"/{publisher.index}/_count").body["count"] is not None
-    assert client.ask("GET", f"/{publisher.index}/_doc/parked-{ORDERS.relation}-30", allowed=(404,)).status == 404
+    index = SinkState(client, "find").index
+    assert client.ask("POST", f"/{index}/_count").body["count"] is not None
+    assert client.ask("GET", f"/{index}/_doc/parked-{ORDERS.relation}-30", allowed=(404,)).status == 404
