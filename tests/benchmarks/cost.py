@@ -8,16 +8,12 @@ tables. CPU comes from /proc and counts all threads and children; the server tha
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -30,7 +26,7 @@ from cdc.stores.lake_reader import Lake
 from cdc.stores.published_record import TargetState
 from tests.benchmarks import workloads
 from tests.benchmarks.figures import Figure
-from tests.benchmarks.peers import Reader, ReaderPlace, execute, under_load, until
+from tests.benchmarks.peers import Reader, ReaderPlace, execute, running_module, under_load, until
 from tests.benchmarks.snapshot import SETTINGS
 
 PARTS: Final = ("7_tables", "1_table", "100_tables", "reader")
@@ -134,22 +130,11 @@ class _Pipeline:
     def running(self, tables: int, *, idle_after: float) -> Iterator[None]:
         """Run the pipeline inside the block, which begins some time after all tables are copied and published."""
         execute(self._dsn, *self._work.setup)
-        output = self._place.folder / "run.out"
-        with output.open("ab") as written:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "cdc", "run", "-c", str(self._place.write())], stdout=written, stderr=written
-            )
-        try:
+        output, command = self._place.folder / "run.out", ("cdc", "run", "-c", str(self._place.write()))
+        with running_module(output, *command) as self._process:
             until(lambda: self._is_streaming(tables), 300, pause=0.2)
             time.sleep(idle_after)
             yield
-        except BaseException:
-            print(output.read_text(encoding="utf-8")[-3000:], file=sys.stderr)
-            raise
-        finally:
-            self._process.send_signal(signal.SIGTERM)
-            wait = partial(self._process.wait, 60)
-            wait()
         with connect(self._dsn) as conn:
             drop_slot(conn, self._place.slot)
 

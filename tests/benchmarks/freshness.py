@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -16,7 +15,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from statistics import quantiles
 from typing import Any, Final
@@ -40,7 +38,7 @@ from cdc.stores.lake_reader import Lake
 from cdc.stores.published_record import Published, TargetState
 from tests.benchmarks import workloads
 from tests.benchmarks.figures import Figure
-from tests.benchmarks.peers import Reader, ReaderPlace, execute, under_load, until
+from tests.benchmarks.peers import Reader, ReaderPlace, execute, running_module, under_load, until
 from tests.benchmarks.publications import Publications
 from tests.benchmarks.snapshot import SETTINGS
 
@@ -306,16 +304,6 @@ def _children(pid: int) -> list[int]:
 @contextmanager
 def _apply(place: ReaderPlace) -> Iterator[subprocess.Popen[bytes]]:
     """`python -m pipelines apply` beside the reader, which has written the definition."""
-    output = place.folder / "apply.out"
-    command = [sys.executable, "-m", "pipelines", "apply", "-c", str(place.folder / "definition.yaml")]
-    with output.open("ab") as said:
-        process = subprocess.Popen(command, stdout=said, stderr=said)
-    try:
+    definition = str(place.folder / "definition.yaml")
+    with running_module(place.folder / "apply.out", "pipelines", "apply", "-c", definition) as process:
         yield process
-    except BaseException:
-        print(output.read_text(encoding="utf-8")[-3000:], file=sys.stderr)
-        raise
-    finally:
-        process.send_signal(signal.SIGTERM)
-        wait = partial(process.wait, 60)
-        wait()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Event
@@ -206,3 +207,19 @@ def until(condition: Callable[[], object], seconds: float, *, pause: float = 0.0
         if time.monotonic() > deadline:
             raise TimeoutError(f"nothing happened within {seconds:.0f} s")
         time.sleep(pause)
+
+
+@contextmanager
+def running_module(output: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run `python -m` with arguments inside the block; after an error, print the end of what the process wrote."""
+    with output.open("ab") as written:
+        process = subprocess.Popen([sys.executable, "-m", *arguments], stdout=written, stderr=written)
+    try:
+        yield process
+    except BaseException:
+        print(output.read_text(encoding="utf-8")[-3000:], file=sys.stderr)
+        raise
+    finally:
+        process.send_signal(signal.SIGTERM)
+        wait = partial(process.wait, 60)
+        wait()

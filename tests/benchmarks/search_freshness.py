@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from statistics import median
 from threading import Event, Thread
@@ -32,7 +29,7 @@ from cdc.stores.search_index_reader import SearchIndex
 from cdc.stores.search_server.client import SearchClient
 from cdc.stores.search_server.sink_state import SinkState
 from tests.benchmarks import workloads
-from tests.benchmarks.peers import ReaderPlace, execute, under_load, until
+from tests.benchmarks.peers import ReaderPlace, execute, running_module, under_load, until
 from tests.benchmarks.snapshot import SETTINGS
 
 RATE: Final = 125.0
@@ -150,15 +147,5 @@ def _is_alive(process: subprocess.Popen[bytes]) -> bool:
 @contextmanager
 def _running(place: ReaderPlace) -> Iterator[subprocess.Popen[bytes]]:
     """Run `cdc run` inside the block."""
-    output, command = place.folder / "run.out", [sys.executable, "-m", "cdc", "run", "-c", str(place.write())]
-    with output.open("ab") as written:
-        process = subprocess.Popen(command, stdout=written, stderr=written)
-    try:
+    with running_module(place.folder / "run.out", "cdc", "run", "-c", str(place.write())) as process:
         yield process
-    except BaseException:
-        print(output.read_text(encoding="utf-8")[-3000:], file=sys.stderr)
-        raise
-    finally:
-        process.send_signal(signal.SIGTERM)
-        wait = partial(process.wait, 60)
-        wait()
