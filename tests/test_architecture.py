@@ -106,7 +106,7 @@ WIDE = {
     "pipelines.replaying.rebuild": 19,
     "pipelines.replaying.replay": 24,
     "pipelines.sinks.delta.staged_targets": 19,
-    "pipelines.sinks.search.sink": 14,
+    "pipelines.sinks.search.sink": 13,
     "pipelines.sinks.search_server.sink": 18,
     "pipelines.verification.log_rows": 18,
     "pipelines.verification.repair": 13,

@@ -1,4 +1,4 @@
-"""Rules of a search sink beside a real server: what they hide is in no file, message or output of the pipeline."""
+"""Rules of a search sink of a running pipeline: what they hide is in no file, message or output of the pipeline."""
 
 from __future__ import annotations
 

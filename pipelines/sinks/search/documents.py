@@ -1,13 +1,17 @@
 """Documents of a search index: how rows, parked rows and the reserved texts become documents, and a batch's rows.
 
-The rows of a batch are reduced to the columns of their shape, and masked, before they are kept for the next commit.
+The rows of a batch are reduced to the columns of their shape, and masked, before they are kept for the next commit: in
+memory, or for a large batch in a file.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Final
 
 import pyarrow as pa
@@ -104,6 +108,25 @@ def masked_upserts(upserts: pa.Table, shape: DocumentShape) -> Iterator[pa.Table
     for start in starts:
         part = upserts.slice(start, ROWS_AT_ONCE)
         yield pa.table([*(part[name] for name in _ORDER), *shape.texts(part)], names=names)
+
+
+def on_disk(parts: Iterable[pa.Table], folder: Path) -> pa.Table | None:
+    """Write tables of one schema to a file in a folder, and return them as one table; None if there are none.
+
+    The kernel reads pages of the table when they are used, and takes their memory back when it needs it. The file has
+    no name, so it disappears with the table, and also after a crash.
+    """
+    with TemporaryFile(dir=folder) as file:
+        writer: pa.RecordBatchFileWriter | None = None
+        for part in parts:
+            if writer is None:
+                writer = pa.ipc.new_file(file, part.schema)
+            writer.write_table(part)
+        if writer is None:
+            return None
+        writer.close()
+        file.flush()
+        return pa.ipc.open_file(pa.py_buffer(mmap(file.fileno(), 0, access=ACCESS_READ))).read_all()
 
 
 def divide_rows(rows: pa.Table) -> tuple[list[list[str | None]], pa.Table]:

@@ -57,11 +57,11 @@ from pipelines.sinks.search.documents import (
     PendingTable,
     divide_rows,
     masked_upserts,
+    on_disk,
     replace_reserved,
     rules_of_shape,
     rules_text,
 )
-from pipelines.sinks.search.rows_on_disk import on_disk
 from pipelines.sinks.search.rule_changes import check_follows, follow_rules, rewrite_documents
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ from cdc.failpoint import hit
 from cdc.stores.published_record import Published, TableRecord
 from cdc.stores.search_server.client import SearchClient
 from cdc.stores.search_server.index_names import number_of
-from cdc.stores.search_server.old_indexes import indexes_of_sink, unused
-from cdc.stores.search_server.sink_state import SinkState, published_indexes
+from cdc.stores.search_server.sink_state import SinkState, indexes_of_sink, published_indexes, unused
 from cdc.table import TableSchema
 from pipelines.sinks.search_server.sink import SearchServerSink, staged_name
 

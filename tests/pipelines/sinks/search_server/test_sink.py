@@ -57,7 +57,7 @@ def test_a_deleted_row_stays_deleted_when_an_older_change_arrives_after_the_serv
     find = search_sink(opensearch, settings={"gc_deletes": "0s"})
     sink, index = opened(find), Index(find)
     merge(sink, batch([put(1, "a", 10)], 0, 20), batch([gone(1, 30)], 20, 40))
-    # a request of the first batch that was delayed on its way, for longer than the server remembers a delete
+    # a request of the first batch that was delayed for longer than the server remembers a delete
     late = f"/{index.name}.w/_doc/1?version=10&version_type=external_gte"
     assert index.status("PUT", late, {"id": 1, "item": "a", "_position": 10}) == 409
     index.ask("POST", f"/{index.name}/_refresh")
