@@ -18,7 +18,7 @@ forever. The warm process can, because of these rules:
 SIGTERM and SIGINT are blocked in the warm process, and unblocked in its children. So a signal to all processes of a
 service does not end the warm process before its children, and no signal to a child that was just forked is lost.
 
-The warm process is the parent of its children. It reports the pid and the exit status of each over a socket. When the
+Each child reports its pid over a socket, and the warm process, its parent, reports its exit status there. When the
 supervisor dies, the warm process reads the end of its control socket and exits, and the kernel sends SIGTERM to its
 children. When the warm process dies, its children get SIGTERM too, and their exit statuses are unknown. The supervisor
 then starts them again, from a new warm process. A child that could not be forked is started as an interpreter.
@@ -188,17 +188,25 @@ class WarmProcess:
         `command` has the form `PYTHON -u -m MODULE ARGUMENT…`. `imports` contains the names of the modules that the
         warm process imports before it forks.
         """
-        if self._process.poll() is not None:
-            self._control.close()
-            self._start()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         reading, writing = os.pipe()
         request = json.dumps({"command": list(command), "imports": list(imports)}).encode()
-        with suppress(ConnectionError):  # the warm process has just died; `theirs` is closed, so the child is lost
-            socket.send_fds(self._control, [request], [theirs.fileno(), writing])
+        if not self._send(request, theirs.fileno(), writing):
+            self._control.close()
+            self._process.wait()
+            self._start()
+            self._send(request, theirs.fileno(), writing)  # if this fails, `theirs` is closed, so the child is lost
         theirs.close()
         os.close(writing)
         return ForkedProcess(ours, os.fdopen(reading, "rb"))
+
+    def _send(self, request: bytes, *files: int) -> bool:
+        """Return False if the warm process has died, or is ending and has closed its socket already."""
+        try:
+            socket.send_fds(self._control, [request], files)
+        except ConnectionError:
+            return False
+        return True
 
     def _start(self) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -231,6 +239,17 @@ class _ForkRequest:
             return None
         reports, output = files
         return cls(**json.loads(message), reports=socket.socket(fileno=reports), output=output)
+
+    def report_start(self) -> None:
+        """Report the pid from the forked child itself, so that no running child is unknown to the supervisor.
+
+        A report from the warm process would be lost if it died between the fork and the report.
+        """
+        pid = os.getpid()
+        pidfd = os.pidfd_open(pid)
+        with suppress(ConnectionError):  # the supervisor has died
+            socket.send_fds(self.reports, [b"%d" % pid], [pidfd])
+        os.close(pidfd)
 
     def run(self) -> None:
         """Run the command in the forked child as a fresh interpreter would run it."""
@@ -284,6 +303,7 @@ class _ForkLoop:
             os.setsid()
             if self._end_with_parent is not None:
                 self._end_with_parent()
+            request.report_start()
             self._close(request)
             return 0
         os.close(request.output)
@@ -291,8 +311,6 @@ class _ForkLoop:
             request.reports.close()
             return pid
         pidfd = os.pidfd_open(pid)
-        with suppress(ConnectionError):  # the supervisor has died
-            socket.send_fds(request.reports, [b"%d" % pid], [pidfd])
         self._running[pidfd] = pid, request.reports
         self._selector.register(pidfd, selectors.EVENT_READ)
         return pid

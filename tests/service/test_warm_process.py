@@ -19,6 +19,8 @@ PATIENT = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: (print('
 WAIT = "import signal; " + UP
 ABORT = "os:abort"
 """An entry of imports that ends the warm process."""
+STOP_AFTER_FORK = "tests.fixtures.forked:stop_after_fork"
+"""An entry of imports that stops the warm process between a fork and what it does next."""
 RUNNING_TEST = "PYTEST_CURRENT_TEST"
 """A variable that pytest changes between a fixture and its test."""
 SELF = """
@@ -155,6 +157,16 @@ def test_a_child_that_could_not_be_forked_is_lost(warm: WarmProcess) -> None:
     assert process.stdout.read() == b""
 
 
+def test_a_running_child_is_known_even_if_the_warm_process_dies_right_after_the_fork(warm: WarmProcess) -> None:
+    process = fork(warm, PATIENT, STOP_AFTER_FORK)
+    assert first_line(process) == "up"
+    os.kill(warm.pid, signal.SIGKILL)
+
+    assert first_line(process) == "drained"
+    assert (process.wait(), process.is_lost) == (LOST_STATUS, True)
+    assert process.pid
+
+
 def test_libraries_of_children_have_the_variables_of_the_supervisor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "7")
     monkeypatch.delenv("JE_ARROW_MALLOC_CONF", raising=False)
@@ -168,7 +180,7 @@ def test_libraries_of_children_have_the_variables_of_the_supervisor(monkeypatch:
 def test_a_child_ends_when_the_supervisor_is_killed() -> None:
     supervisor = (
         "import sys\nfrom cdc.service.warm_process import WarmProcess\n"
-        f"child = WarmProcess().fork((sys.executable, '-u', '-m', 'tests.run_code', {WAIT!r}), ())\n"
+        f"warm = WarmProcess()\nchild = warm.fork((sys.executable, '-u', '-m', 'tests.run_code', {WAIT!r}), ())\n"
         "child.stdout.readline(); child.poll(); print(child.pid, flush=True); child.wait()"
     )
     reading, writing = os.pipe()
