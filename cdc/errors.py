@@ -86,6 +86,7 @@
     │   ├── RequestRefused          exit 2: the API rejects the origin or the form of a request
     │   ├── QueryNotReadOnly        exit 2: 'cdc query' got a statement that is not a query
     │   ├── QueryFailed             the query engine failed while it ran a query
+    │   ├── QueryStopped            a query over the API needs too much time or memory
     │   ├── FileUnusable            exit 3: a file or directory that cannot be read or written
     │   ├── RequestLimitExceeded    exit 2: a request is too large or too slow, or too many are open
     │   └── ServiceUnprotected      exit 2: the API would be open to the network without a token
@@ -892,6 +893,14 @@ class QueryFailed(ServiceError):
 
     code = "CDC-5015"
     remedy = "correct the expression, for example with try_cast(x AS type) or nullif(x, 0)"
+
+
+class QueryStopped(ServiceError):
+    """A query over the API was stopped, because it needs more time or memory, or has a larger answer, than allowed."""
+
+    code = "CDC-5019"
+    exit_code = ExitCode.USAGE
+    remedy = "select fewer rows or columns, or run the statement with the command line, which has no limits"
 
 
 class FileUnusable(ServiceError):

@@ -24,6 +24,11 @@ ConfigOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as one JSON envelope.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
+WaitOption = Annotated[
+    str, typer.Option("--timeout", help="Wait at most this long for --min-position, for example 500ms or 1m.")
+]
+"""Option --timeout of a command that can wait for a position; `parse_wait` parses it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
@@ -31,6 +36,18 @@ class Invocation:
 
     owns_process: bool
     """True if the process runs nothing else, so that `cdc query` may deny file writes to the whole process."""
+
+
+def parse_wait(text: str) -> float:
+    """Return the seconds of a WaitOption."""
+    from pydantic_core import PydanticCustomError
+
+    from cdc.config.units import seconds
+
+    try:
+        return seconds(text)
+    except PydanticCustomError as error:
+        raise typer.BadParameter(error.message(), param_hint="--timeout") from error
 
 
 def confirm(what: str, *, yes: bool) -> None:

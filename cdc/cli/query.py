@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import date, datetime
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
 
 import typer
 
 from cdc import DEFAULT_CONFIG
-from cdc.cli.options import ConfigOption, JsonOption
+from cdc.cli.options import ConfigOption, JsonOption, WaitOption, parse_wait
 from cdc.command_output import echo, emit, escaped_for_terminal
-from cdc.errors import ConfigError
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from cdc.config import Definition, DeltaSinkDefinition
-    from cdc.stores.published_record import Published
 
 Sql = Annotated[
     str,
@@ -37,6 +29,15 @@ SinkOption = Annotated[
     str | None,
     typer.Option("--sink", help="Query this Delta sink [default: the first Delta sink of the definition]."),
 ]
+QueryMinPositionOption = Annotated[
+    str | None,
+    typer.Option(
+        "--min-position",
+        metavar="POSITION",
+        help="Wait until the published cut has every change up to this position; write it as 16/B374D848 or "
+        "2:16/B374D848. Without an epoch, the position is an LSN of the sink's present epoch.",
+    ),
+]
 LimitOption = Annotated[int, typer.Option("--limit", min=1, help="Print at most this many rows.")]
 
 
@@ -54,6 +55,8 @@ def query(  # noqa: PLR0913, PLR0917 - one parameter per option
     config: ConfigOption = DEFAULT_CONFIG,
     at: AtOption = "published",
     sink: SinkOption = None,
+    min_position: QueryMinPositionOption = None,
+    timeout: WaitOption = "10s",
     limit: LimitOption = 1_000,
     json: JsonOption = False,
 ) -> None:
@@ -64,79 +67,28 @@ def query(  # noqa: PLR0913, PLR0917 - one parameter per option
     definition = load_definition(config)
     if context.obj.owns_process:
         deny_file_writes()  # the second barrier; the first is the engine's parser
-    from cdc.stores.lake_reader import Lake, ReadAt, parse_at
-    from cdc.stores.target_rule_changes import TargetRules
+    from cdc.stores.table_query import QueryRequest, find_delta_sink, query_tables
 
-    read_at = parse_at(at)
-    wanted = _find_delta_sink(definition, config, sink)
-    lake = Lake.open(wanted.path, TargetRules.of(wanted))
-    cut = None if read_at is ReadAt.LATEST else lake.cut(read_at)
-    reader = lake.query(sql, cut or ReadAt.LATEST)
-    rows, more = _read_rows(reader, limit)
-    summary = f"{len(rows)} {'row' if len(rows) == 1 else 'rows'}" + (
-        f"; further rows are left out because of --limit {limit}" if more else ""
+    request = QueryRequest(sql=sql, at=at, limit=limit, min_position=min_position, timeout=parse_wait(timeout))
+    answer = query_tables(find_delta_sink(definition, sink), request)
+    summary = f"{len(answer.rows)} {'row' if len(answer.rows) == 1 else 'rows'}" + (
+        f"; further rows are left out because of --limit {limit}" if answer.more else ""
     )
+    result = answer.to_json()
     if json:
-        result = {"columns": reader.schema.names, "rows": rows, "more": more, "cut": cut and _cut_to_json(cut)}
         emit("query", json=True, summary=summary, result=result)
         return
-    _print(reader.schema.names, rows)
-    echo(summary if cut is None else f"{summary} at {_cut_text(cut)}")
+    _print(result["columns"], result["rows"])
+    echo(summary if result["cut"] is None else f"{summary} at {_cut_text(result['cut'])}")
 
 
-def _cut_to_json(cut: Published) -> dict[str, Any]:
-    """Return a cut as a JSON object; its `apart` field has the state of each table that is not part of the cut."""
-    from cdc.position import Position
-    from cdc.stores.cut_retention import format_time
-
-    apart = {table.topic: table.state for table in cut.tables.values() if table.state != "streaming"}
-    when = format_time(cut.committed_at) if cut.committed_at else None
-    return {"position": str(Position(cut.position)), "committed_at": when, "apart": apart}
-
-
-def _cut_text(cut: Published) -> str:
-    named = _cut_to_json(cut)
-    when = f", committed {named['committed_at']}" if named["committed_at"] else ""
+def _cut_text(cut: Mapping[str, Any]) -> str:
+    when = f", committed {cut['committed_at']}" if cut["committed_at"] else ""
     apart = "".join(
         f"; {escaped_for_terminal(topic)} is not part of the cut: {state}"
-        for topic, state in sorted(named["apart"].items())
+        for topic, state in sorted(cut["apart"].items())
     )
-    return f"{named['position']}{when}{apart}"
-
-
-def _find_delta_sink(definition: Definition, config: Path, name: str | None) -> DeltaSinkDefinition:
-    lakes = [sink for sink in definition.sinks if sink.type == "delta" and name in (None, sink.name)]
-    if not lakes:
-        wanted = "" if name is None else f" named {name!r}"
-        raise ConfigError(
-            f"definition {str(config)!r} has no Delta sink{wanted}",
-            remedy="add a Delta sink under 'sinks', or name another Delta sink with --sink",
-        )
-    return lakes[0]
-
-
-def _read_rows(reader: pa.RecordBatchReader, limit: int) -> tuple[list[list[Any]], bool]:
-    """Return at most `limit` rows, and True if the reader has more rows."""
-    rows: list[list[Any]] = []
-    for batch in reader:
-        columns = [column.to_pylist() for column in batch.columns]
-        rows.extend([_printable(value) for value in row] for row in zip(*columns, strict=True))
-        if len(rows) > limit:
-            return rows[:limit], True
-    return rows, False
-
-
-def _printable(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return "\\x" + value.hex()
-    if isinstance(value, date | datetime):
-        return value.isoformat()
-    # a JSON number loses digits of decimals, and JSON has no NaN
-    return value if value is None or isinstance(value, bool | int | str) or _plain_float(value) else str(value)
-
-
-def _plain_float(value: Any) -> bool:
-    return isinstance(value, float) and value - value == 0
+    return f"{cut['position']}{when}{apart}"
 
 
 def _print(names: list[str], rows: list[list[Any]]) -> None:

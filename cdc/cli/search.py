@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cdc import DEFAULT_CONFIG
-from cdc.cli.options import ConfigOption, JsonOption
+from cdc.cli.options import ConfigOption, JsonOption, WaitOption, parse_wait
 from cdc.command_output import echo, emit, escaped_for_terminal
 
 if TYPE_CHECKING:
@@ -46,9 +46,6 @@ MinPositionOption = Annotated[
         "Without an epoch, the position is an LSN of the sink's present epoch.",
     ),
 ]
-WaitOption = Annotated[
-    str, typer.Option("--timeout", help="Wait at most this long for --min-position, for example 500ms or 1m.")
-]
 
 
 def register(app: typer.Typer) -> None:
@@ -78,7 +75,7 @@ def search(  # noqa: PLR0913, PLR0917 - one parameter per option
         after=after,
         sink=sink,
         min_position=min_position,
-        timeout=_seconds(timeout),
+        timeout=parse_wait(timeout),
     )
     answer = search_table(load_definition(config), request)
     more = "" if answer.next is None else "; further rows are left out because of --limit"
@@ -89,17 +86,6 @@ def search(  # noqa: PLR0913, PLR0917 - one parameter per option
     for row in answer.rows:
         _print(row)
     emit("search", json=False, summary=summary)
-
-
-def _seconds(text: str) -> float:
-    from pydantic_core import PydanticCustomError
-
-    from cdc.config.units import seconds
-
-    try:
-        return seconds(text)
-    except PydanticCustomError as error:
-        raise typer.BadParameter(error.message(), param_hint="--timeout") from error
 
 
 def _print(row: FoundRow) -> None:

@@ -11,8 +11,8 @@ forever. The warm process can, because of these rules:
 - It has one thread. Importing OpenBLAS and the two copies of jemalloc starts threads; ONE_THREAD prevents that.
 - It only imports modules. It opens no database and no table, so no engine (tokio, Arrow's pools) has started threads.
 - It compiles nothing. A first compilation of the kernels takes 20 s, for which no other child could start.
-- A child gets what a fresh interpreter has: its own session, `/dev/null` as input, the pipe of the supervisor as
-  output, the default signal handlers, its own command line in `ps`, exit handlers, and a new seed of `random`.
+- A child gets what a fresh interpreter has: its own session, its own input, the pipe of the supervisor as output,
+  the default signal handlers, its own command line in `ps`, exit handlers, and a new seed of `random`.
 - A module whose import fails is left to the child that needs it, which reports the error.
 
 SIGTERM and SIGINT are blocked in the warm process, and unblocked in its children. So a signal to all processes of a
@@ -182,25 +182,27 @@ class WarmProcess:
         """The pid of the current warm process."""
         return self._process.pid
 
-    def fork(self, command: Sequence[str], imports: Sequence[str]) -> ForkedProcess:
+    def fork(self, command: Sequence[str], imports: Sequence[str], stdin: int | None = None) -> ForkedProcess:
         """Start a child that does what the command would do, and return before it has been forked.
 
         `command` has the form `PYTHON -u -m MODULE ARGUMENT…`. `imports` contains the names of the modules that the
-        warm process imports before it forks.
+        warm process imports before it forks. `stdin` is the file descriptor of the child's input; None means
+        `/dev/null`.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         reading, writing = os.pipe()
         request = json.dumps({"command": list(command), "imports": list(imports)}).encode()
-        if not self._send(request, theirs.fileno(), writing):
+        files = [theirs.fileno(), writing] if stdin is None else [theirs.fileno(), writing, stdin]
+        if not self._send(request, files):
             self._control.close()
             self._process.wait()
             self._start()
-            self._send(request, theirs.fileno(), writing)  # if this fails, `theirs` is closed, so the child is lost
+            self._send(request, files)  # if this fails, `theirs` is closed, so the child is lost
         theirs.close()
         os.close(writing)
         return ForkedProcess(ours, os.fdopen(reading, "rb"))
 
-    def _send(self, request: bytes, *files: int) -> bool:
+    def _send(self, request: bytes, files: Sequence[int]) -> bool:
         """Return False if the warm process has died, or is ending and has closed its socket already."""
         try:
             socket.send_fds(self._control, [request], files)
@@ -230,15 +232,17 @@ class _ForkRequest:
     imports: Sequence[str]
     reports: socket.socket
     output: int
+    input: int | None
 
     @classmethod
     def receive(cls, control: socket.socket) -> _ForkRequest | None:
         """Wait for a request; return None when the supervisor has closed its end of the socket."""
-        message, files, _, _ = socket.recv_fds(control, _MESSAGE, 2)
+        message, files, _, _ = socket.recv_fds(control, _MESSAGE, 3)
         if not message:
             return None
-        reports, output = files
-        return cls(**json.loads(message), reports=socket.socket(fileno=reports), output=output)
+        reports, output, *given = files
+        stdin = given[0] if given else None
+        return cls(**json.loads(message), reports=socket.socket(fileno=reports), output=output, input=stdin)
 
     def report_start(self) -> None:
         """Report the pid from the forked child itself, so that no running child is unknown to the supervisor.
@@ -251,11 +255,19 @@ class _ForkRequest:
             socket.send_fds(self.reports, [b"%d" % pid], [pidfd])
         os.close(pidfd)
 
+    def close_streams(self) -> None:
+        """Close the descriptors that the request delivered as streams of the child."""
+        for stream in (self.output, self.input):
+            if stream is not None:
+                os.close(stream)
+
     def run(self) -> None:
         """Run the command in the forked child as a fresh interpreter would run it."""
         os.dup2(self.output, 1)
         os.dup2(self.output, 2)
-        os.close(self.output)
+        if self.input is not None:
+            os.dup2(self.input, 0)
+        self.close_streams()
         sys.stdout = _reopen(sys.stdout)
         sys.stderr = _reopen(sys.stderr)
         for name in ONE_THREAD:
@@ -306,7 +318,7 @@ class _ForkLoop:
             request.report_start()
             self._close(request)
             return 0
-        os.close(request.output)
+        request.close_streams()
         if pid < 0:
             request.reports.close()
             return pid

@@ -15,19 +15,16 @@ import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Self
 
-from cdc.back_off import BackOff
 from cdc.config import Definition, SearchSinkDefinition
 from cdc.errors import ConfigError, CutUnavailable, PositionNotReached, SinkUnavailable, UnknownName
 from cdc.position import Position
+from cdc.stores.awaited_position import POLL, AwaitedPosition
 from cdc.stores.published_record import TableRecord, TargetState
 from cdc.stores.search_index_reader import FoundRow
 from cdc.stores.search_reader import SearchReader, open_search
 from cdc.table import split_topic
-
-POLL: Final = BackOff(0.02, 0.05)
-"""Pauses between two checks whether a sink has reached a position."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +75,7 @@ class TableSearch:
     def __init__(self, definition: Definition, request: SearchRequest) -> None:
         self._request = request
         self._sinks = _search_sinks(definition, request.sink)
-        self._wanted = None if request.min_position is None else _Wanted.parse(request.min_position)
+        self._wanted = None if request.min_position is None else AwaitedPosition.parse(request.min_position)
         self._token = None if request.after is None else _PageToken.decode(request.after, request)
         self._readers: dict[str, SearchReader] = {}
         self._unavailable: SinkUnavailable | None = None
@@ -134,7 +131,7 @@ class TableSearch:
 
     def _page(self, sink: str, reader: SearchReader, topic: str, *, is_last: bool) -> SearchAnswer | None:
         table = _table(reader, topic)
-        if self._wanted is not None and not self._wanted.is_reached(table):
+        if self._wanted is not None and not _has_reached(table, self._wanted):
             if is_last:
                 raise self._not_reached(sink, table)
             return None
@@ -148,7 +145,7 @@ class TableSearch:
         """Whether no sink can have the table at the wanted position, because all are there without it."""
         published = [reader.published for reader in self._readers.values()]
         return self._unavailable is None and all(
-            record is not None and self._wanted is not None and record.position >= self._wanted.after(record.position)
+            record is not None and self._wanted is not None and self._wanted.is_reached(record.position)
             for record in published
         )
 
@@ -198,28 +195,13 @@ def _search_sinks(definition: Definition, name: str | None) -> list[SearchSinkDe
     return named
 
 
+def _has_reached(table: TableRecord, wanted: AwaitedPosition) -> bool:
+    return table.state != TargetState.SNAPSHOTTING and wanted.is_reached(table.position)
+
+
 def _table(reader: SearchReader, topic: str) -> TableRecord:
     assert reader.published is not None  # noqa: S101 - a reader without a record has no topics
     return reader.published.tables[reader.topics[topic]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """A position that a table must reach."""
-
-    position: Position
-    has_epoch: bool
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        return cls(Position.parse(text), ":" in text)
-
-    def after(self, present: int) -> Position:
-        """Return the position; an LSN without an epoch becomes a position of the epoch of `present`."""
-        return self.position if self.has_epoch else Position.of(self.position.lsn, Position(present).epoch)
-
-    def is_reached(self, table: TableRecord) -> bool:
-        return table.state != TargetState.SNAPSHOTTING and table.position >= self.after(table.position)
 
 
 @dataclass(frozen=True, slots=True)

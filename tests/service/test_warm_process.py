@@ -8,6 +8,7 @@ import select
 import signal
 import sys
 from collections.abc import Iterator, Sequence
+from tempfile import TemporaryFile
 
 import pytest
 
@@ -84,6 +85,15 @@ def test_children_share_no_random_numbers_and_no_files(warm: WarmProcess) -> Non
 
     assert one["random"] != other["random"]
     assert one["files"] == other["files"] == 4  # input, output, errors and the folder that is listed
+
+
+def test_a_child_reads_the_input_that_it_is_given(warm: WarmProcess) -> None:
+    with TemporaryFile() as file:
+        file.write(b"given")
+        file.seek(0)
+        process = warm.fork(command("import sys; print(sys.stdin.read())"), (), file.fileno())
+
+    assert output(process) == "given\n"
 
 
 def test_a_child_ends_as_a_program_does(warm: WarmProcess) -> None:

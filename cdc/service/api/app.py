@@ -58,12 +58,14 @@ def create_app(
         await run_in_threadpool(verifications.jobs.fail_unfinished)
         await run_in_threadpool(sampler.sample)
         task = asyncio.create_task(_sample(sampler))
+        context = RouteContext(sampler, catalog, definition, replays, verifications)
         try:
-            yield {"context": RouteContext(sampler, catalog, definition, replays, verifications)}
+            yield {"context": context}
         finally:
             sampler.is_stopping = True
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+            await run_in_threadpool(context.queries.stop)
             await run_in_threadpool(replays.jobs.stop)
             await run_in_threadpool(verifications.jobs.stop)
             await run_in_threadpool(sampler.report_stopped)

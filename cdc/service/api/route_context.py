@@ -19,11 +19,14 @@ from cdc.config import Definition
 from cdc.errors import UnknownName
 from cdc.service.api.status_sampler import StatusSampler
 from cdc.service.background_jobs import ReplayJobs, VerificationJobs
+from cdc.service.running_query import QueryProcesses
 
 ACCEPTED: Final = 202
 """HTTP status of an accepted request, which the reader, the apply process or a child process carries out later."""
 MAX_SEARCHES: Final = 8
 """Maximum number of searches that run at once; others wait for their turn."""
+MAX_QUERIES: Final = 2
+"""Maximum number of queries that run at once; others wait for their turn."""
 
 Text = Annotated[str, Field(min_length=1, max_length=10_000)]
 PipelinePath = Annotated[str, Path(description="Name of the pipeline in the definition.")]
@@ -53,6 +56,9 @@ class RouteContext:
     verifications: VerificationJobs
     searches: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(MAX_SEARCHES))
     """Limit of the threads that search."""
+    queries: QueryProcesses = field(default_factory=QueryProcesses)
+    queries_at_once: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(MAX_QUERIES))
+    """Limit of the processes that query."""
 
     @property
     def name(self) -> str:

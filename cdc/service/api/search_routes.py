@@ -100,7 +100,7 @@ _HEADERS: Final = {
 )
 async def search(context: Context, request: Request, query: Annotated[SearchQuery, Query()]) -> Response:
     """Return the rows of a table that contain all words, best match first (`cdc search`); needs `service.token`."""
-    _require_token(context)
+    require_token(context, "search")
     found = await _search(context, query)
     body = json.dumps(found, ensure_ascii=False).encode()
     tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
@@ -126,10 +126,10 @@ def _open_search(definition: Definition, query: SearchQuery) -> Any:
     return module.TableSearch(definition, module.SearchRequest(**query.model_dump()))
 
 
-def _require_token(context: RouteContext) -> None:
-    """Raise RequestRefused if the API returns data without a token."""
+def require_token(context: RouteContext, what: str) -> None:
+    """Raise RequestRefused if the API returns data without a token; `what` is the command that does the same."""
     if context.definition.service.token is None:
         raise RequestRefused(
-            "a search returns rows, so the server answers it only if service.token is set",
-            remedy="set service.token in the definition, or run 'cdc search'",
+            f"the answer to a {what} contains rows, so the server answers it only if service.token is set",
+            remedy=f"set service.token in the definition, or run 'cdc {what}'",
         )

@@ -1,0 +1,142 @@
+"""Table query: one SELECT statement on the tables of a Delta sink, which `cdc query` and the API run.
+
+A query can wait until the sink has published a position. So a program that has written to the source reads its own
+rows. All pages of a long result come from one cut if each statement has the same ORDER BY, the next OFFSET, and `at` is
+the position of the first page's cut.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+from typing import Any
+
+import pyarrow as pa
+
+from cdc.config import Definition, DeltaSinkDefinition
+from cdc.errors import ConfigError, PositionNotReached, UnknownName
+from cdc.position import Position
+from cdc.stores.awaited_position import POLL, AwaitedPosition
+from cdc.stores.cut_retention import format_time
+from cdc.stores.lake_reader import Lake, ReadAt, parse_at
+from cdc.stores.published_record import Published, TargetState
+from cdc.stores.target_rule_changes import TargetRules
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryRequest:
+    """What to select, and from which state of the tables."""
+
+    sql: str
+    at: str = ReadAt.PUBLISHED
+    """`published`, `latest`, a position, or an ISO 8601 time."""
+    limit: int = 1_000
+    """Maximum number of rows to return."""
+    min_position: str | None = None
+    """Wait until the published cut has reached this position; an LSN without an epoch is of the present epoch."""
+    timeout: float = 10.0
+    """Maximum seconds to wait for the position."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueryAnswer:
+    """The rows of a query, with the cut that they come from."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+    """Values as JSON has them: numbers that JSON cannot hold exactly, times and bytes are text."""
+    more: bool
+    """True if further rows were left out because of the limit."""
+    cut: Published | None
+    """None if the query read each table at its newest version."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the answer as JSON values; `apart` has the state of each table that is not part of the cut."""
+        cut = self.cut and {
+            "position": str(Position(self.cut.position)),
+            "committed_at": format_time(self.cut.committed_at) if self.cut.committed_at else None,
+            "apart": {
+                table.topic: table.state for table in self.cut.tables.values() if table.state != TargetState.STREAMING
+            },
+        }
+        return {"columns": list(self.columns), "rows": list(self.rows), "more": self.more, "cut": cut}
+
+
+def find_delta_sink(definition: Definition, name: str | None) -> DeltaSinkDefinition:
+    """Return the Delta sink with this name, or the first one; raises UnknownName if there is none."""
+    sinks = [sink for sink in definition.sinks if sink.type == "delta"]
+    found = next((sink for sink in sinks if name in {None, sink.name}), None)
+    if found is None:
+        wanted = "" if name is None else f" called {name!r}"
+        known = ", ".join(repr(sink.name) for sink in sinks)
+        raise UnknownName(
+            f"pipeline {definition.name!r} has no Delta sink{wanted}",
+            remedy=f"choose one of the Delta sinks: {known}" if known else "add a Delta sink to the definition",
+        )
+    return found
+
+
+def query_tables(sink: DeltaSinkDefinition, request: QueryRequest) -> QueryAnswer:
+    """Wait for the position, run the statement, and return its rows.
+
+    Raises PositionNotReached if the sink does not reach the position in time, and the errors of `Lake.query`.
+    """
+    lake = Lake.open(sink.path, TargetRules.of(sink))
+    read_at = parse_at(request.at)
+    if request.min_position is not None:
+        if read_at is not ReadAt.PUBLISHED:
+            raise ConfigError(
+                f"a query at {request.at!r} cannot wait for a position",
+                remedy="leave out either the minimum position or the point in time",
+            )
+        cut: Published | None = _wait(lake, sink.name, request)
+    else:
+        cut = None if read_at is ReadAt.LATEST else lake.cut(read_at)
+    reader = lake.query(request.sql, cut or ReadAt.LATEST)
+    rows, more = _read_rows(reader, request.limit)
+    return QueryAnswer(reader.schema.names, rows, more, cut)
+
+
+def _wait(lake: Lake, sink: str, request: QueryRequest) -> Published:
+    """Return the first published cut that has reached the wanted position."""
+    wanted = AwaitedPosition.parse(request.min_position or "")
+    deadline = time.monotonic() + request.timeout
+    attempts = 0
+    while True:
+        record = lake.published()
+        if record is not None and wanted.is_reached(record.position):
+            return record
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            present = "has no cut yet" if record is None else f"is at {Position(record.position)}"
+            raise PositionNotReached(
+                f"Delta sink {sink!r} {present}: it did not reach {request.min_position} within {request.timeout:g} s"
+            )
+        attempts += 1
+        time.sleep(min(remaining, POLL.seconds(attempts)))
+
+
+def _read_rows(reader: pa.RecordBatchReader, limit: int) -> tuple[list[list[Any]], bool]:
+    """Return at most `limit` rows, and True if the reader has more rows."""
+    rows: list[list[Any]] = []
+    for batch in reader:
+        columns = [column.to_pylist() for column in batch.slice(0, limit + 1 - len(rows)).columns]
+        rows.extend([_json_value(value) for value in row] for row in zip(*columns, strict=True))
+        if len(rows) > limit:
+            return rows[:limit], True
+    return rows, False
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return "\\x" + value.hex()
+    if isinstance(value, date | datetime):
+        return value.isoformat()
+    # a JSON number loses digits of decimals, and JSON has no NaN
+    return value if value is None or isinstance(value, bool | int | str) or _is_finite(value) else str(value)
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, float) and value - value == 0
