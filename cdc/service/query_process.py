@@ -13,7 +13,7 @@ import pickle
 import resource
 import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from cdc.errors import CdcError, QueryStopped
 from cdc.stores.read_only_guard import deny_file_writes
@@ -33,20 +33,24 @@ def _limit_memory() -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
-def _answer() -> dict[str, Any]:
+def _answer() -> str:
+    """Run the query, and return its answer as JSON."""
     sink, request = pickle.load(sys.stdin.buffer)  # noqa: S301 - from the server that started this process
     _limit_memory()
     deny_file_writes()
     try:
-        return {"answer": query_tables(sink, request).to_json()}
-    except CdcError as error:
-        return {"error": type(error).__name__, "message": error.message, "remedy": error.fix}
+        answer = json.dumps({"answer": query_tables(sink, request).to_json()})
+    except MemoryError as error:
+        raise QueryStopped(f"the query needs more than {MEMORY:,} bytes of memory") from error
+    if len(answer) > ANSWER:
+        raise QueryStopped(f"the answer of the query has {len(answer):,} bytes: expected at most {ANSWER:,}")
+    return answer
 
 
 def _main() -> None:
-    line = json.dumps(_answer())
-    if len(line) > ANSWER:
-        error = QueryStopped(f"the answer of the query has {len(line):,} bytes: expected at most {ANSWER:,}")
+    try:
+        line = _answer()
+    except CdcError as error:
         line = json.dumps({"error": type(error).__name__, "message": error.message, "remedy": error.fix})
     print(f"\n{line}", flush=True)  # noqa: T201 - the output is the answer
 

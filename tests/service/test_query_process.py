@@ -44,3 +44,12 @@ def test_an_error_of_the_query_is_an_answer_too(lake: OneTableLake) -> None:
 
     assert found["error"] == "QueryFailed"
     assert found.keys() == {"error", "message", "remedy"}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of memory")
+def test_rows_that_need_too_much_memory_are_an_error(lake: OneTableLake) -> None:
+    many = "select repeat('x', 5000) from (select unnest(range(0, 150000)))"
+    found = run(lake, QueryRequest(sql=many, limit=150_000))
+
+    assert found["error"] == "QueryStopped"
+    assert found["message"] == "the query needs more than 1,073,741,824 bytes of memory"
