@@ -2,6 +2,9 @@
 
 The state index has the owner of the sink, its published record and its parked rows.
 
+A document that is larger than the server accepts in a request is stored in parts. A row that the server refused because
+of its size would otherwise not fit into the document with the parked rows either.
+
 The published record is replaced only by the driver that read it last: a request names the version of the document that
 it replaces. So a driver that another one has replaced cannot publish any more.
 """
@@ -15,6 +18,7 @@ from http import HTTPStatus
 from typing import Any, Final, Self
 from urllib.parse import quote
 
+from cdc.errors import DocumentTooLarge
 from cdc.stores.dead_letter_rows import DeadLetterEntry, Key, ParkedRow, parked_at
 from cdc.stores.published_record import Published
 from cdc.stores.search_server.client import SearchClient
@@ -27,6 +31,11 @@ OWNER: Final = "owner"
 """Id of the document with the id of the log."""
 STARTED: Final = "started"
 """Id of the document with the position up to which the driver may have written rows."""
+PARTS: Final = "parts"
+"""Field of a document that is stored in parts: the number of the parts."""
+_LARGEST_PART: Final = 1 << 20
+_SMALLEST_PART: Final = 1 << 10
+"""Characters of a part; no server has a limit for requests that is so low."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +128,39 @@ class SinkState:
         found = self.get(identity)
         return found[1] if found is not None and found[0] == json.loads(json.dumps(source)) else None
 
+    def get_whole(self, identity: str) -> dict[str, Any] | None:
+        """Return a document that `put_whole` stored; None if it does not exist."""
+        found = self.get(identity)
+        if found is None or PARTS not in found[0]:
+            return None if found is None else found[0]
+        parts = [self.get(part) for part in _part_ids(identity, found[0][PARTS])]
+        source: dict[str, Any] = json.loads("".join(part[0]["text"] for part in parts if part is not None))
+        return source
+
+    def put_whole(self, identity: str, source: Mapping[str, Any]) -> None:
+        """Create or replace a document; store it in parts if it is larger than the server accepts in a request."""
+        try:
+            return self.put(identity, source)
+        except DocumentTooLarge:
+            text = json.dumps(source, ensure_ascii=False)
+        size = min(_LARGEST_PART, len(text) // 2)
+        while True:
+            texts = [text[start : start + size] for start in range(0, len(text), size)]
+            try:
+                for part, piece in zip(_part_ids(identity, len(texts)), texts, strict=True):
+                    self.put(part, {"text": piece})
+                return self.put(identity, {PARTS: len(texts)})
+            except DocumentTooLarge:
+                size //= 2
+                if size < _SMALLEST_PART:
+                    raise
+
     def delete(self, identity: str) -> None:
-        """Delete a document, if it exists."""
-        self._client.ask("DELETE", self._path(identity), allowed=(HTTPStatus.NOT_FOUND,))
+        """Delete a document with its parts, if it exists."""
+        found = self.get(identity)
+        parts = () if found is None else _part_ids(identity, found[0].get(PARTS, 0))
+        for name in (*parts, identity):
+            self._client.ask("DELETE", self._path(name), allowed=(HTTPStatus.NOT_FOUND,))
 
     def owner(self) -> str | None:
         """Return the id of the log that the sink belongs to; None before the sink was opened."""
@@ -139,13 +178,13 @@ class SinkState:
             return None
         identity = f"parked-{relation}-{upto}"
         entries = [DeadLetterEntry(row).to_json() for row in rows.values()]
-        self.put(identity, {"entries": json.dumps(entries, ensure_ascii=False)})
+        self.put_whole(identity, {"entries": json.dumps(entries, ensure_ascii=False)})
         return identity
 
     def parked(self, state: PublishedState) -> dict[int, dict[Key, ParkedRow]]:
         """Return the parked rows of the sink, by relation and key."""
-        found = (self.get(identity) for identity in state.parked.values())
-        texts = (entry for document in found if document is not None for entry in json.loads(document[0]["entries"]))
+        found = (self.get_whole(identity) for identity in state.parked.values())
+        texts = (entry for document in found if document is not None for entry in json.loads(document["entries"]))
         return parked_at(map(DeadLetterEntry.from_json, texts), state.record, {})
 
     def _path(self, identity: str) -> str:
@@ -170,6 +209,10 @@ def with_mark(state: PublishedState, now: int, every: int, kept: int) -> Publish
     while len(marks) > 1 and now - marks[1][0] >= kept:
         marks.pop(0)
     return replace(state, marks=marks)
+
+
+def _part_ids(identity: str, count: int) -> list[str]:
+    return [f"{identity}.{number}" for number in range(1, count + 1)]
 
 
 def _version(body: Mapping[str, Any]) -> Version:

@@ -79,7 +79,7 @@ class RowWriter:
     def store_bases(self, planned: PlannedRows) -> None:
         """Store the bases of moved rows, so that a later attempt finds them although the documents are newer then."""
         if planned.bases:
-            self._state.put(planned.bases_id, {"documents": planned.bases})
+            self._state.put_whole(planned.bases_id, {"documents": planned.bases})
 
     def _complete(self, rows: pa.Table, table: TableIndex, since: int, found: PlannedRows) -> dict[int, str | None]:
         """Return number of each partial image → the JSON of its document; None for a row that is left out."""
@@ -134,8 +134,8 @@ class _CurrentDocuments:
         """Read the documents of the rows and of their base rows, and the stored bases."""
         keys, bases = images["key"].to_pylist(), [base for base in images["base"].to_pylist() if base is not None]
         self._found = self._many(write_alias(self._table.index), {document_key(key) for key in [*keys, *bases]})
-        stored = self._state.get(self._id)
-        self._stored = {} if stored is None else stored[0]["documents"]
+        stored = self._state.get_whole(self._id)
+        self._stored = {} if stored is None else stored["documents"]
 
     def is_applied(self, key: Sequence[str | None], position: int) -> bool:
         """Return whether the document of a row is at or after a position."""

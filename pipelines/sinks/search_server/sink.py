@@ -71,6 +71,8 @@ class SearchServerSink:
         self._bases: set[str] = set()
         """Ids of documents of the state that the next publish makes needless."""
         self._aliases: dict[str, tuple[str, int]] | None = None
+        self._taken: set[str] = set()
+        """Aliases that an index of another owner has; the next batch of their tables stops these tables."""
 
     def attach(self, spark: SparkSession) -> None:
         """Ignore the Spark session; a batch on the executors has its own."""
@@ -209,7 +211,7 @@ class SearchServerSink:
         if self._opened is not None:
             self._opened.client.close()
         self._opened = None
-        self._touched, self._bases, self._aliases = {}, set(), None
+        self._touched, self._bases, self._aliases, self._taken = {}, set(), None, set()
 
     def _connection(self) -> _Connection:
         if self._opened is None:
@@ -222,6 +224,10 @@ class SearchServerSink:
             raise key_required(schema)
         current = opened.publisher.record_of(schema.relation)
         index = None if current is None or not current.target else current.target
+        alias = opened.indexes.alias(schema)
+        if alias in self._taken:
+            opened.indexes.check_free(alias)
+            self._taken, self._aliases = self._taken - {alias}, None
         earlier = self._published.get(schema.relation)
         number = 1 if earlier is None else number_of(earlier) + 1
         table = opened.indexes.of(self._shapes.of(schema), index, number)
@@ -276,7 +282,7 @@ class SearchServerSink:
         floors = opened.publisher.floors
         wanted = {alias: (table.target, floors.get(table.target, 0)) for alias, table in newest.items()}
         if wanted != self._aliases:
-            opened.indexes.sync_aliases(wanted)
+            self._taken = opened.indexes.sync_aliases(wanted)
             self._aliases = wanted
 
     def _remove_tombstones(self, before: PublishedState | None) -> None:

@@ -74,14 +74,21 @@ class TableIndexes:
         self._known[schema.relation] = table
         return table
 
-    def sync_aliases(self, wanted: Mapping[str, tuple[str, int]]) -> None:
-        """Set the aliases of tables in one step. wanted: alias → (index, its floor)."""
-        actions: list[dict[str, Any]] = []
+    def sync_aliases(self, wanted: Mapping[str, tuple[str, int]]) -> set[str]:
+        """Set the aliases of tables in one step, and return those that an index of another owner has.
+
+        Such an alias is not changed. wanted: alias → (index, its floor).
+        """
+        actions, taken = list[dict[str, Any]](), set[str]()
         for alias, (index, floor) in wanted.items():
             found = self._client.ask("GET", f"/_alias/{alias}", allowed=(HTTPStatus.NOT_FOUND,))
             present = {} if found.status == HTTPStatus.NOT_FOUND else found.body
             others = [other for other in present if other != index]
-            self._check_owned(others, alias)
+            try:
+                self._check_owned(others, alias)
+            except IndexOfAnotherOwner:
+                taken.add(alias)
+                continue
             actions += [{"remove": {"index": other, "alias": alias}} for other in others]
             if present.get(index, {}).get("aliases", {}).get(alias, {}).get("filter") == visible(floor):
                 continue
@@ -90,6 +97,13 @@ class TableIndexes:
                 actions.append({"add": {"index": index, "alias": alias, "filter": visible(floor)}})
         if actions:
             self._client.ask("POST", "/_aliases", {"actions": actions})
+        return taken
+
+    def check_free(self, alias: str) -> None:
+        """Raise IndexOfAnotherOwner if the alias is the name of an index, or points at an index of another owner."""
+        found = self._client.ask("GET", f"/{alias}", allowed=(HTTPStatus.NOT_FOUND,))
+        if found.status != HTTPStatus.NOT_FOUND:
+            self._check_owned(found.body, alias)
 
     def refresh(self, indexes: Iterable[str]) -> None:
         """Make all documents of indexes visible to searches."""
@@ -111,7 +125,7 @@ class TableIndexes:
             return
         if must_exist:
             raise IndexMissing(f"index {index!r} of table {topic!r} was deleted on the search server")
-        self._check_free(alias)
+        self.check_free(alias)
         body = index_body(self._fields(table), self._meta(table), self._access.settings, self._access.mappings)
         created = self._client.ask("PUT", f"/{index}", body, allowed=(HTTPStatus.BAD_REQUEST,))
         if created.status == HTTPStatus.BAD_REQUEST and created.error_type != "resource_already_exists_exception":
@@ -136,12 +150,6 @@ class TableIndexes:
     def _conflict(self, answer: Answer, request: str) -> CdcError:
         error = self._client.error(answer, request)
         return error if isinstance(error, IndexMappingConflict) else IndexMappingConflict(error.message)
-
-    def _check_free(self, alias: str) -> None:
-        """Raise IndexOfAnotherOwner if the alias is the name of an index, or points at an index of another owner."""
-        found = self._client.ask("GET", f"/{alias}", allowed=(HTTPStatus.NOT_FOUND,))
-        if found.status != HTTPStatus.NOT_FOUND:
-            self._check_owned(found.body, alias)
 
     def _check_owned(self, indexes: Iterable[str], alias: str) -> None:
         for index in indexes:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pytest
 
 from cdc.config.sinks import search_fingerprint
+from cdc.errors import DocumentTooLarge
 from cdc.stores.published_record import Published, TableRecord, TargetState
 from cdc.stores.search_server.client import SearchClient
 from cdc.stores.search_server.sink_state import (
@@ -19,6 +21,7 @@ from cdc.stores.search_server.sink_state import (
     with_mark,
 )
 from tests.contracts.folded import batch, put
+from tests.fixtures.http_relay import Forward, HttpRelay, Reply
 from tests.fixtures.search_sinks import search_sink
 from tests.pipelines.sinks.search_server.server_sink import LOG, merge, opened
 
@@ -50,6 +53,42 @@ def test_a_document_with_odd_characters_in_its_id(state):
     state.delete("bases-a/b?c#d")
 
     assert (found[0], state.get("bases-a/b?c#d")) == ({"n": 1}, None)
+
+
+@dataclass(frozen=True)
+class _UpTo:
+    """Requests with a larger body are refused."""
+
+    size: int
+
+    def reply(self, body: bytes, forward: Forward, /) -> Reply:
+        return forward(body) if len(body) <= self.size else Reply(413, {}, b"")
+
+
+@pytest.mark.parametrize("characters", [400, 9_000, 100_000])
+def test_a_document_larger_than_a_request_is_stored_in_parts(opensearch, opensearch_relay: HttpRelay, characters):
+    opensearch_relay.fault(r"^PUT ", _UpTo(5_000), times=None)
+    source = {"text": 'é"' * (characters // 2)}
+    with SearchClient(search_sink(opensearch, url=opensearch_relay.url).access, "opensearch") as client:
+        state = SinkState(client, "find")
+        state.create()
+        state.put_whole("a", source)
+        stored = state.get_whole("a")
+        state.delete("a")
+        client.ask("POST", f"/{state.index}/_refresh")
+        left = client.ask("POST", f"/{state.index}/_count").body["count"]
+
+    assert (stored, left) == (source, 0)
+
+
+def test_a_document_that_no_part_is_small_enough_for_is_refused(opensearch, opensearch_relay: HttpRelay):
+    opensearch_relay.fault(r"^PUT .*/_doc/", _UpTo(100), times=None)
+    with SearchClient(search_sink(opensearch, url=opensearch_relay.url).access, "opensearch") as client:
+        state = SinkState(client, "find")
+        state.create()
+
+        with pytest.raises(DocumentTooLarge):
+            state.put_whole("a", {"text": "x" * 9_000})
 
 
 def test_nothing_is_published_in_a_new_state(opensearch, state):

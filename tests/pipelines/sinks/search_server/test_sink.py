@@ -19,7 +19,7 @@ from cdc.stores.published_record import Published, TargetState
 from cdc.stores.search_server.reader import SearchServerReader
 from cdc.table import TableState
 from pipelines.sinks.search_server.sink import SearchServerSink
-from tests.contracts.folded import ID, ITEM, ORDERS, PRICE, batch, column, gone, part, put
+from tests.contracts.folded import ID, ITEM, ORDERS, PRICE, Row, batch, column, gone, part, put
 from tests.fixtures.search_sinks import search_sink
 from tests.fixtures.waiting import until
 from tests.pipelines.sinks.search_server.server_sink import LOG, Index, items, merge, opened, publish, rows
@@ -90,6 +90,21 @@ def test_a_truncate_hides_older_rows_in_one_step(find):
 
     assert index.search().keys() == {"2"}
     assert items(find) == {"2": "new"}
+
+
+def test_a_key_that_is_longer_than_an_id_identifies_its_row(find):
+    schema = replace(ORDERS, columns=(replace(ID, type_oid=25, type_name="text"), ITEM, PRICE))
+    one, other = ("é" * 300 + last for last in "ab")
+
+    def image(key: str, item: str) -> dict[int, str | None]:
+        return {1: key, 2: item, 3: "1.00"}
+
+    first = [Row((key,), 10 + n, image(key, "first")) for n, key in enumerate((one, other, "short"))]
+    later = [Row((one,), 30, None), Row((other,), 31, {1: other, 2: "second"}, complete=False)]
+    merge(opened(find), batch(first, 0, 20, schema), batch(later, 20, 40, schema))
+
+    assert items(find) == {other: "second", "short": "first"}
+    assert len(Index(find).all()) == 3
 
 
 def test_a_row_that_moved_in_a_crashed_attempt_is_completed_from_its_base_as_it_was(find):
