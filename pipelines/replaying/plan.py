@@ -70,11 +70,12 @@ def plan_replay(definition: Definition, options: ReplayOptions) -> ReplayPlan:
     if wanted is None:
         names = ", ".join(repr(sink.name) for sink in definition.sinks) or "none"
         raise ConfigError(f"unknown sink {options.sink!r}", remedy=f"name one of the sinks of the definition: {names}")
+    # before the log is read: the sink continues meanwhile, and may publish a position that the log did not have yet
+    published = _published_record(wanted)
     log = LogReader(definition.log.root)
     oldest, durable = _log_range(log)
     _check_start(log, options, oldest, durable)
     upto = _end_position(log, options.end, oldest, durable)
-    published = _published_record(wanted)
     if options.into is None:
         upto = _end_in_place(wanted, options, published, upto)
     _check_state_available(log, options, upto)
