@@ -57,8 +57,8 @@ def configure(form: LogFormat = LogFormat.CONSOLE, level: str = "INFO", *, file:
     root = logging.getLogger()
     root.handlers[:] = [lines]
     root.setLevel(number)
-    # alembic logs every step of a migration at INFO, and py4j every call to Spark
-    for library in ("alembic", "py4j"):
+    # alembic logs every step of a migration at INFO, py4j every call to Spark, httpx every request to a search server
+    for library in ("alembic", "py4j", "httpx"):
         logging.getLogger(library).setLevel(max(number, logging.WARNING))
 
 
