@@ -87,7 +87,7 @@ WIDE = {
     # put a process together
     "cdc.capture.reader_process": 14,
     "cdc.capture.reader": 24,
-    "cdc.demo.run": 17,
+    "cdc.demo.run": 18,
     "pipelines.sink_loop": 13,
     "pipelines.apply_process": 14,
     "pipelines.opened_sink": 17,

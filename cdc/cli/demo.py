@@ -45,6 +45,14 @@ def demo(  # noqa: PLR0913, PLR0917 - the options of the command
         ),
     ] = False,
     port: Annotated[int, typer.Option(help="Serve the status page at this port, or at the next free port.")] = 8083,
+    opensearch: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Put the search indexes into the OpenSearch cluster at this URL instead of a local directory, and "
+            "remove them at the end. With https://USER@HOST the password is read from OPENSEARCH_PASSWORD.",
+        ),
+    ] = None,
     delta_jars: Annotated[
         str,
         typer.Option(
@@ -67,6 +75,8 @@ def demo(  # noqa: PLR0913, PLR0917 - the options of the command
     )
     if pg not in (16, 18):
         raise InvalidDefinition(f"--pg {pg!r} is not supported: expected 16 or 18")
+    if opensearch is not None and no_spark:
+        raise InvalidDefinition("--opensearch has no effect with --no-spark: omit one of them")
     stop = _stop_on_signals()
 
     from cdc.service.pipeline_children import warm_process
@@ -74,6 +84,7 @@ def demo(  # noqa: PLR0913, PLR0917 - the options of the command
     jars = tuple(os.path.abspath(jar) for jar in delta_jars.split(",") if jar)  # noqa: PTH100 - a jar may be a link
     with warm_process() as warm:  # before the imports below, during which it imports as well
         from cdc.demo.run import DemoSettings, play
+        from cdc.demo.search_cluster import SearchCluster
         from cdc.demo.terminal import Terminal
 
         settings = DemoSettings(
@@ -85,6 +96,7 @@ def demo(  # noqa: PLR0913, PLR0917 - the options of the command
             spark=not no_spark,
             port=port,
             jars=jars,
+            cluster=None if opensearch is None else SearchCluster.of(opensearch, os.environ),
         )
         screen = Terminal(out, began)
         try:

@@ -14,6 +14,7 @@ from cdc.catalog import Catalog
 from cdc.demo.pipeline_observer import LAKE, SEARCH, Freshness, PipelineProbe, PipelineSnapshot
 from cdc.demo.processes import DemoProcesses
 from cdc.demo.query_runner import LakeQueries
+from cdc.demo.search_cluster import SearchCluster, search_cluster
 from cdc.demo.shop_workload import Workload, make_shop, write_marker
 from cdc.demo.sink_steps import DeadLetterStep, HistorySinkStep, StepSequence
 from cdc.demo.step_results import DemoReport
@@ -84,6 +85,8 @@ class LivePhase:
 
         Return an empty report if the demo is stopped before the log has rows.
         """
+        if (cluster := self.context.settings.cluster) is not None:
+            self.report.search = cluster.shown
         self._announce_processes()
         if not self._wait_for_log():
             return self.report
@@ -241,7 +244,9 @@ class LivePhase:
             screen.done("delta", f"{text}{display_path(workspace.state / 'lake')}   try: {query}")
         else:
             words = cdc_command('search shop.products "blue mug"', workspace.definition)
-            screen.done("search", f"tantivy {display_path(workspace.state / 'search')}   try: {words}")
+            cluster = self.context.settings.cluster
+            place = f"tantivy {display_path(workspace.state / 'search')}" if cluster is None else cluster.shown
+            screen.done("search", f"{place}   try: {words}")
 
     def _lag_line(self, snapshot: PipelineSnapshot, changes: int) -> str:
         slot = "" if snapshot.slot_retained is None else f"     slot retained {snapshot.slot_retained / _MIB:.1f} MiB"
@@ -310,6 +315,8 @@ class DemoSettings:
     port: int = 8083
     """Port of the page; if it is in use, the demo uses the next free port."""
     jars: tuple[str, ...] = ()
+    cluster: SearchCluster | None = None
+    """Cluster with the search indexes; None for a local index."""
 
     @property
     def processes(self) -> tuple[str, ...]:
@@ -331,9 +338,11 @@ def play(settings: DemoSettings, screen: Terminal, stop: Event, warm: WarmProces
     with ExitStack() as stack:
         workspace = stack.enter_context(open_workspace(settings.folder, keep=settings.keep))
         screen.say(f"  state in {workspace.state} ({'kept' if settings.keep else 'removed on exit; keep with --keep'})")
+        stack.enter_context(search_cluster(settings.cluster, screen, keep=settings.keep))
         dsn = stack.enter_context(_database(settings, workspace, screen))
         port = _page_port(settings, screen)
-        workspace.define(dsn, port, settings.jars)
+        search = None if settings.cluster is None else settings.cluster.keys(workspace.state)
+        workspace.define(dsn, port, settings.jars, search)
         children = stack.enter_context(DemoProcesses.of_pipeline(workspace, settings.processes, warm))
         probe = PipelineProbe(workspace)
         stack.callback(probe.close)

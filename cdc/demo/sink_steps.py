@@ -34,7 +34,7 @@ from cdc.demo.shop_workload import named_statements, write_marker
 from cdc.demo.step_results import POLL_INTERVAL, WAIT_SECONDS, Step, StepResult, Wait, run_step
 from cdc.demo.terminal import Terminal
 from cdc.demo.time_travel_step import TimeTravelStep
-from cdc.demo.verification_step import verify
+from cdc.demo.verification_step import envelope, verify
 from cdc.errors import ChildFailed, UnknownName
 from cdc.postgres.connection import connect
 from cdc.postgres.sqlstate import map_errors
@@ -114,7 +114,9 @@ class StepSequence:
                 line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, timeout=STEP_SECONDS, check=False
             )
         if ended.returncode:
-            raise ChildFailed(f"{' '.join(line[2:5])} ended with status {ended.returncode}: {last_line(output)}")
+            # with --json a command prints its error on standard output
+            reason = (envelope(ended.stdout).get("error") or {}).get("message") or last_line(output)
+            raise ChildFailed(f"{' '.join(line[2:5])} ended with status {ended.returncode}: {reason}")
         result: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])["result"]
         return result
 

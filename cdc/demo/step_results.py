@@ -19,6 +19,8 @@ EXPLAIN_AFTER: Final = 3.0
 WAIT_SECONDS: Final = 30.0
 """Maximum seconds to wait for a condition; on an idle machine a condition takes one or two seconds."""
 
+LOCAL_ENGINE: Final = "tantivy"
+"""Engine of the search sink without a cluster."""
 LINE_WIDTH: Final = 110
 """If text and hint of a step together have this number of characters or more, they are printed on two lines."""
 LINE_BREAK: Final = "\n" + " " * 21
@@ -109,6 +111,8 @@ class DemoReport:
     tables: list[TableVerification] = field(default_factory=list)
     freshness: dict[str, float | None] = field(default_factory=dict)
     changes: int = 0
+    search: str = LOCAL_ENGINE
+    """Engine of the search sink; for a cluster, also its URL and the names of the indexes."""
     first_row_seconds: dict[str, float | None] = field(
         default_factory=lambda: {"log": None, "delta": None, "search": None}
     )
@@ -130,6 +134,8 @@ class DemoReport:
         equal = sum(table.equal for table in self.tables)
         failed = [step.name for step in (*self.tour, *self.closing) if not step.equal]
         text = f"{equal}/{len(self.tables)} tables equal, {self.changes:,} changes"
+        if self.search != LOCAL_ENGINE:
+            text += f", search in {self.search}"
         return f"{text}; failed: {', '.join(failed)}" if failed else text
 
     def to_json(self) -> dict[str, Any]:
@@ -138,6 +144,7 @@ class DemoReport:
             "tables": [{"name": t.name, "rows": t.rows, "equal": t.equal} for t in self.tables],
             "freshness": self.freshness,
             "changes": self.changes,
+            "search": self.search,
             "first_row_seconds": self.first_row_seconds,
             "tour": [asdict(step) for step in self.tour],
             "closing": [asdict(step) for step in self.closing],

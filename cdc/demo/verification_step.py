@@ -63,7 +63,7 @@ def verify(workspace: Workspace, sinks: Sequence[str] = ()) -> list[TableVerific
             )
         except subprocess.TimeoutExpired as exc:
             raise ChildFailed(f"the verification of the demo did not end within {VERIFY_SECONDS:.0f} s") from exc
-    verdict = _envelope(ended.stdout)
+    verdict = envelope(ended.stdout)
     result = verdict.get("result") or {}
     if not result.get("tables"):
         reason = (verdict.get("error") or {}).get("message") or last_line(workspace.output("verify"))
@@ -136,7 +136,8 @@ def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def _envelope(printed: bytes) -> dict[str, Any]:
+def envelope(printed: bytes) -> dict[str, Any]:
+    """Return the last JSON object that a command printed on a line; an empty one if there is none."""
     for line in reversed(printed.decode(errors="replace").splitlines()):
         try:
             found = json.loads(line)

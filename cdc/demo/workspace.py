@@ -6,12 +6,12 @@ import json
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
-from typing import Final
+from typing import Any, Final
 
 from cdc.demo.shop_workload import script_text
 
@@ -59,9 +59,14 @@ class Workspace:
         """Return the path of the file with the output of a child process."""
         return self.state / f"{process}.out"
 
-    def define(self, dsn: str, port: int, jars: Sequence[str]) -> None:
-        """Write the definition file with the source's DSN, the page's port and the jars, without the history sink."""
+    def define(self, dsn: str, port: int, jars: Sequence[str], search: Mapping[str, Any] | None = None) -> None:
+        """Write the definition file with the source's DSN, the page's port and the jars, without the history sink.
+
+        search: the keys of the search sink that say where its index is; default a directory in the state folder.
+        """
         values = {"dsn": dsn, "state": str(self.state), "port": str(port), "jars": json.dumps(list(jars))}
+        keys = search or {"engine": "tantivy", "path": f"{self.state}/search"}
+        values["search"] = json.dumps(keys).removeprefix("{").removesuffix("}")
         values["history"] = _HISTORY_PLACEHOLDER
         self.definition.write_text(Template(script_text("shop.yaml")).substitute(values))
 

@@ -68,4 +68,12 @@ def test_a_step_that_failed_makes_the_outcome_unequal(part: str) -> None:
 
 
 def test_the_result_has_the_keys_that_programs_read() -> None:
-    assert set(DemoReport().to_json()) == {"tables", "freshness", "changes", "first_row_seconds", "tour", "closing"}
+    assert set(DemoReport().to_json()) == {
+        "tables",
+        "freshness",
+        "changes",
+        "search",
+        "first_row_seconds",
+        "tour",
+        "closing",
+    }

@@ -156,7 +156,7 @@ class StatusSampler:
         self._context = PageContext(
             source=describe_dsn(definition.source.dsn.reveal()),
             log=log_root,
-            sink_types={sink.name: sink.type for sink in definition.sinks},
+            sink_types={s.name: s.engine if s.type == "search" else s.type for s in definition.sinks},
             definition=definition_name,
             may_change=may_change(definition.service),
         )

@@ -32,7 +32,7 @@ class PageContext:
     log: str
     """Root path of the log."""
     sink_types: Mapping[str, str]
-    """Type of each sink, by the name of the sink."""
+    """Kind of each sink, by its name: `delta`, or the engine of a search sink."""
     definition: str
     """Path of the definition file in the commands that the page shows."""
     may_change: bool
