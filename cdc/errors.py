@@ -58,6 +58,7 @@
     │   ├── SearchServerUnsupported exit 3: another product or version than the definition names
     │   ├── SearchServerDenied      retried: wrong credentials or too few privileges
     │   ├── SearchCertificateRejected retried: the certificate of the search server is not trusted
+    │   ├── AwsSigningUnavailable   retried: botocore or AWS credentials are missing
     │   ├── IndexReadOnly           retried: for example, the disk of the search server is almost full
     │   ├── IndexOfAnotherOwner     quarantine: the name of an index or alias is taken
     │   ├── IndexMappingConflict    quarantine: the mapping of an index cannot take a change
@@ -730,6 +731,18 @@ class DocumentTooLarge(DocumentRefused):
 
     code = "CDC-3039"
     remedy = "raise 'http.max_content_length' of the server, or exclude the large column; then run 'cdc dlq retry SINK'"
+
+
+class AwsSigningUnavailable(SinkError):
+    """Requests to a search server cannot be signed for AWS: botocore is not installed, or there are no credentials."""
+
+    code = "CDC-3040"
+    reaction = Reaction.RETRY
+    exit_code = ExitCode.ENVIRONMENT
+    remedy = (
+        "install cdc with its extra 'aws', and give this process AWS credentials: AWS_ACCESS_KEY_ID and "
+        "AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or a role of the machine"
+    )
 
 
 class LogError(CdcError):

@@ -57,8 +57,9 @@ def configure(form: LogFormat = LogFormat.CONSOLE, level: str = "INFO", *, file:
     root = logging.getLogger()
     root.handlers[:] = [lines]
     root.setLevel(number)
-    # alembic logs every step of a migration at INFO, py4j every call to Spark, httpx every request to a search server
-    for library in ("alembic", "py4j", "httpx"):
+    # alembic logs every step of a migration at INFO, py4j every call to Spark, httpx every request to a search server;
+    # botocore logs session tokens at DEBUG
+    for library in ("alembic", "py4j", "httpx", "botocore"):
         logging.getLogger(library).setLevel(max(number, logging.WARNING))
 
 

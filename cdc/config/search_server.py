@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -33,6 +33,16 @@ def _referenced(secret: Secret) -> Secret:
 Key = Annotated[Secret, AfterValidator(_referenced)]
 
 
+class AwsSigning(Model):
+    """How requests are signed for AWS, with the credentials that AWS tools find in the environment of the process."""
+
+    region: Annotated[str, Field(pattern=r"^[a-z0-9-]+$")]
+    """Region of the cluster, for example `eu-central-1`."""
+    service: Literal["es", "aoss"] = "es"
+    """`es` for Amazon OpenSearch Service. `aoss` signs for Amazon OpenSearch Serverless, which the sink refuses as long
+    as it has neither a version nor a refresh on request."""
+
+
 class SearchServer(Model):
     """Access to an OpenSearch or Elasticsearch cluster, and the settings of the indexes in it."""
 
@@ -44,6 +54,8 @@ class SearchServer(Model):
     """Password of the user, as a reference such as `${VAR}`."""
     api_key: Key | None = None
     """API key instead of user and password, as a reference such as `${VAR}`."""
+    aws: AwsSigning | None = None
+    """Signing of requests for AWS, instead of user or API key; requires the package extra `aws`."""
     ca_file: Location | None = None
     """PEM file with the certificate authority of the server; default: the authorities of the system."""
     insecure_skip_tls_verification: Switch = False
@@ -72,12 +84,18 @@ class SearchServer(Model):
     def _consistent(self) -> Self:
         if self.api_key is not None and (self.user is not None or self.password is not None):
             raise invalid("'api_key' and 'user' exclude each other")
+        if self.aws is not None and (self.user is not None or self.password is not None or self.api_key is not None):
+            raise invalid("'aws' excludes 'user' and 'api_key'")
         if (self.user is None) != (self.password is None):
             raise invalid("'user' and 'password' require each other")
-        if self.url.startswith("http://") and (self.password is not None or self.api_key is not None):
+        if self.url.startswith("http://") and self._has_login:
             host = self.url.removeprefix("http://").partition("/")[0].partition(":")[0]
             if host not in {"localhost", "127.0.0.1"}:
-                raise invalid("an http:// URL sends the password or key unencrypted: use https://")
+                raise invalid("an http:// URL sends the login unencrypted: use https://")
         if mine := sorted(set(self.mappings.get("properties", {})) & set(_OURS)):
             raise invalid("'mappings' contains {name}, a field of every index", name=repr(mine[0]))
         return self
+
+    @property
+    def _has_login(self) -> bool:
+        return any(login is not None for login in (self.password, self.api_key, self.aws))

@@ -34,6 +34,7 @@ from cdc.errors import (
     SearchServerUnsupported,
     SinkUnavailable,
 )
+from cdc.stores.search_server.aws_signature import AwsSignature
 from cdc.stores.search_server.document_values import parse_document
 
 RETRY_FOR: Final = 20.0
@@ -84,6 +85,7 @@ class SearchClient:
         self._access, self._retry_for = access, retry_for
         self._http = httpx.Client(
             base_url=access.url,
+            auth=None if access.aws is None else AwsSignature(access.aws),
             verify=_tls(access),
             timeout=httpx.Timeout(access.timeout, connect=5.0),
             limits=httpx.Limits(max_connections=access.bulk_requests + 4),
@@ -102,7 +104,14 @@ class SearchClient:
 
     def check(self) -> None:
         """Raise SearchServerUnsupported if the server is another product than the definition names, or too old."""
-        version = self.ask("GET", "/").body.get("version", {})
+        answer = self.ask("GET", "/", allowed=(HTTPStatus.NOT_FOUND,))
+        if answer.status == HTTPStatus.NOT_FOUND:
+            raise SearchServerUnsupported(
+                f"the server at {self._access.url} has no version at '/'; Amazon OpenSearch Serverless cannot be "
+                "used, because it cannot refresh an index on request",
+                remedy="correct 'url' in 'server', or use a domain of Amazon OpenSearch Service",
+            )
+        version = answer.body.get("version", {})
         product = version.get("distribution", "elasticsearch")
         number = str(version.get("number", ""))
         major = number.partition(".")[0]
@@ -224,9 +233,12 @@ def error_type(body: Any) -> str:
 
 def error_reason(body: Any) -> str:
     """Return the reason in the body of an answer or in a bulk item, shortened; an empty text if there is none."""
-    error = body.get("error") if isinstance(body, Mapping) else None
+    fields = body if isinstance(body, Mapping) else {}
+    error = fields.get("error")
     if not isinstance(error, Mapping):
-        return str(error or "")[:_LONGEST_REASON]
+        # AWS answers in words of its own; after the first line follow the headers of the request, with a session token
+        text = str(error or fields.get("message") or fields.get("Message") or "")
+        return text.partition("\n")[0][:_LONGEST_REASON]
     return f"{error.get('type', 'error')}: {error.get('reason', '')}"[:_LONGEST_REASON]
 
 

@@ -89,6 +89,14 @@ def test_the_product_and_version_are_checked(opensearch, opensearch_relay: HttpR
         client.check()
 
 
+def test_a_server_without_a_version_is_not_supported(opensearch_relay: HttpRelay):
+    # as Amazon OpenSearch Serverless answers
+    opensearch_relay.fault(r"^GET / ?$", Answer(404))
+    with connect(opensearch_relay.url) as client, pytest.raises(SearchServerUnsupported, match="Serverless") as refused:
+        client.check()
+    assert "'url'" in refused.value.fix
+
+
 @pytest.mark.parametrize("number", ["8.19.0", "9.2.1"])
 def test_elasticsearch_is_known_by_its_first_answer(opensearch_relay: HttpRelay, number):
     # the body that the documentation of Elasticsearch shows, shortened
