@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -38,9 +38,6 @@ class AwsSigning(Model):
 
     region: Annotated[str, Field(pattern=r"^[a-z0-9-]+$")]
     """Region of the cluster, for example `eu-central-1`."""
-    service: Literal["es", "aoss"] = "es"
-    """`es` for Amazon OpenSearch Service. `aoss` signs for Amazon OpenSearch Serverless, which the sink refuses as long
-    as it has neither a version nor a refresh on request."""
 
 
 class SearchServer(Model):

@@ -6,7 +6,6 @@ before they expire. It is an optional dependency, so it is imported only for a s
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from typing import Any, Final
 from urllib.parse import quote, unquote
@@ -17,8 +16,8 @@ from cdc.config.search_server import AwsSigning
 from cdc.errors import AwsSigningUnavailable
 
 _UNRESERVED: Final = "-_.~"
-_BODY_HASH: Final = "X-Amz-Content-SHA256"
-"""Header that OpenSearch Serverless requires."""
+_SERVICE: Final = "es"
+"""Amazon OpenSearch Service, as signatures name it."""
 
 
 class AwsSignature(httpx.Auth):
@@ -49,11 +48,10 @@ class AwsSignature(httpx.Auth):
         """Add the headers of the signature."""
         request.url = request.url.copy_with(raw_path=_encoded(request.url.raw_path.decode("ascii")).encode("ascii"))
         # other headers are not signed, because clients and proxies change them
-        headers = {_BODY_HASH: hashlib.sha256(request.content).hexdigest()}
-        signed = self._request(method=request.method, url=str(request.url), data=request.content, headers=headers)
+        signed = self._request(method=request.method, url=str(request.url), data=request.content)
         try:
             credentials = self._credentials.get_frozen_credentials()
-            self._signer(credentials, self._aws.service, self._aws.region).add_auth(signed)
+            self._signer(credentials, _SERVICE, self._aws.region).add_auth(signed)
         except self._failure as exc:
             raise self._unavailable(exc) from exc
         request.headers.update(dict(signed.headers.items()))

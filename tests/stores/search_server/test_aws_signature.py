@@ -45,8 +45,8 @@ def _credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SESSION_TOKEN", TOKEN)
 
 
-def signed_sink(opensearch: SharedOpenSearch, relay: HttpRelay, service: str = "es") -> SearchSinkDefinition:
-    return search_sink(opensearch, url=relay.url, aws={"region": REGION, "service": service})
+def signed_sink(opensearch: SharedOpenSearch, relay: HttpRelay) -> SearchSinkDefinition:
+    return search_sink(opensearch, url=relay.url, aws={"region": REGION})
 
 
 def test_the_check_of_these_tests_finds_the_signature_that_aws_publishes() -> None:
@@ -64,13 +64,12 @@ def test_the_check_of_these_tests_finds_the_signature_that_aws_publishes() -> No
     assert signature == "5d672d79c15b13162d9279b0855cfba6789a8edb4c82c400e06b5924a6f2b5d7"
 
 
-@pytest.mark.parametrize("service", ["es", "aoss"])
 @pytest.mark.usefixtures("credentials")
 def test_every_request_of_a_sink_and_of_its_reader_has_the_right_signature(
-    opensearch: SharedOpenSearch, opensearch_relay: HttpRelay, service: str
+    opensearch: SharedOpenSearch, opensearch_relay: HttpRelay
 ) -> None:
-    check = opensearch_relay.check = SignatureCheck({"AKID": SECRET}, REGION, service)
-    find, schema = signed_sink(opensearch, opensearch_relay, service), ORDERS
+    check = opensearch_relay.check = SignatureCheck({"AKID": SECRET}, REGION)
+    find, schema = signed_sink(opensearch, opensearch_relay), ORDERS
     sink = opened(find)
     merge(
         sink,
@@ -94,7 +93,7 @@ def test_every_request_of_a_sink_and_of_its_reader_has_the_right_signature(
 
 @pytest.mark.usefixtures("credentials")
 def test_an_attempt_that_is_repeated_is_signed_again(opensearch: SharedOpenSearch, opensearch_relay: HttpRelay) -> None:
-    check = opensearch_relay.check = SignatureCheck({"AKID": SECRET}, REGION, "es")
+    check = opensearch_relay.check = SignatureCheck({"AKID": SECRET}, REGION)
     opensearch_relay.fault("^GET", Answer(503), times=2)
     with SearchClient(signed_sink(opensearch, opensearch_relay).access, "opensearch") as client:
         client.check()
@@ -109,7 +108,7 @@ def test_a_refused_signature_is_an_error_without_secrets_in_it_or_in_the_log(
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     configure(LogFormat.JSON, "DEBUG")
-    opensearch_relay.check = SignatureCheck({"AKID": "another secret"}, REGION, "es")
+    opensearch_relay.check = SignatureCheck({"AKID": "another secret"}, REGION)
     find = signed_sink(opensearch, opensearch_relay)
     with SearchClient(find.access, "opensearch") as client, pytest.raises(SearchServerDenied) as denied:
         client.check()
@@ -133,7 +132,7 @@ def test_credentials_are_read_again_before_they_expire(
         f"print(json.dumps({printed!r} | {{'AccessKeyId': f'AKID{{n}}', 'Expiration': {expires!r}}}))\n"
     )
     (tmp_path / "config").write_text(f"[default]\ncredential_process = {sys.executable} {script}\n")
-    check = opensearch_relay.check = SignatureCheck({f"AKID{n}": SECRET for n in range(9)}, REGION, "es")
+    check = opensearch_relay.check = SignatureCheck({f"AKID{n}": SECRET for n in range(9)}, REGION)
     with SearchClient(signed_sink(opensearch, opensearch_relay).access, "opensearch") as client:
         client.check()
         client.check()
