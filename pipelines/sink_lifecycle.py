@@ -49,13 +49,13 @@ from typing import Final
 import structlog
 
 from cdc.back_off import BackOff
+from cdc.catalog.process_lease import LEASE
 from cdc.config import Definition, DeltaSinkDefinition, SearchSinkDefinition
 from cdc.errors import CdcError, LogTrimmed, Reaction, SinkError, SinkInUse
 from cdc.position import Position
 from pipelines.dead_letters.requests import DeadLetterCommands
 from pipelines.opened_sink import OpenedSink, SinkParts
 from pipelines.runtime.executor_code import worker_error
-from pipelines.runtime.sink_lease import LEASE
 from pipelines.runtime.sink_status_reporter import SinkFigures
 from pipelines.sink_factory import needs_spark, rules_need_spark
 from pipelines.sinks.contract import SparkAwaited

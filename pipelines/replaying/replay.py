@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 
 from cdc import metrics
 from cdc.catalog import Catalog
+from cdc.catalog.process_lease import sole_replay
 from cdc.config import Definition, DeltaSinkDefinition
 from cdc.errors import ConfigError, LogTrimmed
 from cdc.failpoint import hit
@@ -36,7 +37,7 @@ from pipelines.replaying.report import ReplayReport, erased_files_notes, estimat
 from pipelines.replaying.table_sizes_in_log import TableContents
 from pipelines.runtime.consumer_registration import registered_for_replay
 from pipelines.runtime.cut_requests import CutRequests
-from pipelines.runtime.replay_pause import driver_of, paused, sole_replay
+from pipelines.runtime.replay_pause import driver_of, paused
 from pipelines.runtime.sink_status_reporter import SinkFigures
 from pipelines.runtime.spark_session import SparkSettings, has_delta, spark_session
 from pipelines.sink_factory import keeps_history

@@ -12,12 +12,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from threading import Event, Thread
 from typing import Final
 
 from cdc.catalog import Catalog, ProcessReport
+from cdc.catalog.process_lease import is_dead, leased
 from cdc.errors import CdcError, SinkInUse
-from pipelines.runtime.sink_lease import LEASE, holder, is_dead
 
 PAUSE: Final = "pause"
 SILENT_AFTER: Final = 10.0
@@ -60,13 +59,6 @@ def driver_of(catalog: Catalog, pipeline: str) -> ProcessReport | None:
 
 
 @contextmanager
-def sole_replay(catalog: Catalog, pipeline: str, sink: str) -> Iterator[None]:
-    """Acquire the replay lease of the sink for the block; raise SinkInUse if another replay has this lease."""
-    with leased(catalog, f"replay {pipeline}/{sink}", f"another replay of sink {sink!r} is running"):
-        yield
-
-
-@contextmanager
 def paused(catalog: Catalog, pipeline: str, sink: str, timeout: float = CLOSE_TIMEOUT) -> Iterator[None]:
     """Pause the sink: inside the block, no apply process has the sink open.
 
@@ -98,33 +90,3 @@ def _wait(catalog: Catalog, pipeline: str, sink: str, command: int, deadline: fl
                 f"timeout: the apply process did not close sink {sink!r}, so the replay did not replace its target"
             )
         time.sleep(_POLL)
-
-
-@contextmanager
-def leased(catalog: Catalog, name: str, conflict: str) -> Iterator[None]:
-    """Acquire a lease for the block; raise SinkInUse with the message `conflict` if another process has the lease."""
-    own_name, done = holder(), Event()
-    before = catalog.leases.holder(name)
-    if before is not None and is_dead(before):
-        catalog.leases.release(name, before)
-    if not catalog.leases.acquire(name, own_name, LEASE):
-        raise SinkInUse(
-            conflict,
-            remedy="wait until the other process ends, or up to 15 s if it was killed; then run the command again",
-        )
-    renewing = Thread(target=_renew, args=(catalog, name, own_name, done), daemon=True)
-    renewing.start()
-    try:
-        yield
-    finally:
-        done.set()
-        renewing.join()
-        catalog.leases.release(name, own_name)
-
-
-def _renew(catalog: Catalog, name: str, own_name: str, done: Event) -> None:
-    while not done.wait(LEASE / 3):
-        try:
-            catalog.leases.acquire(name, own_name, LEASE)
-        except CdcError:
-            continue  # an outage longer than the lease lets the apply process in; the record fences its publish

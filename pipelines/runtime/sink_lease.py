@@ -7,10 +7,7 @@ publish fails, because the published record of the sink fences it.
 
 from __future__ import annotations
 
-import os
-import socket
 import time
-import uuid
 from contextlib import suppress
 from threading import Event, Lock, Thread
 from typing import Final
@@ -18,10 +15,9 @@ from typing import Final
 import structlog
 
 from cdc.catalog import Catalog
+from cdc.catalog.process_lease import LEASE, holder, is_dead
 from cdc.errors import CdcError
 
-LEASE: Final = 15.0
-"""Seconds for which a lease is valid; a running process renews its lease three times in this period."""
 ASK_EVERY: Final = 1.0
 """Seconds between two attempts to acquire the lease of a sink that another process has."""
 
@@ -116,22 +112,3 @@ class SinkLeases:
 
     def _name(self, sink: str) -> str:
         return f"apply {self._pipeline}/{sink}"
-
-
-def holder() -> str:
-    """Return a unique name for this process as the owner of a lease: host, process id and a random suffix."""
-    return f"{socket.gethostname()} {os.getpid()} {uuid.uuid4().hex[:8]}"
-
-
-def is_dead(name: str) -> bool:
-    """Return whether a lease owner ran on this machine and has ended; name: as `holder` returned it."""
-    host, pid, _ = name.split(" ")
-    if host != socket.gethostname():
-        return False
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False
-    return False

@@ -14,13 +14,12 @@ from typing import Any
 
 from cdc.catalog import Catalog
 from cdc.catalog.commands import JOB_LEASE, REPLAY
+from cdc.catalog.process_lease import holder, leased
 from cdc.config import Definition
 from cdc.errors import CdcError, SinkError
 from pipelines.replaying.plan import ReplayOptions
 from pipelines.replaying.replay import ReportLine, replay
 from pipelines.replaying.report import ReplayReport
-from pipelines.runtime.replay_pause import leased
-from pipelines.runtime.sink_lease import holder
 
 
 def replay_with_progress(definition: Definition, options: ReplayOptions, report_line: ReportLine) -> ReplayReport:

@@ -14,6 +14,7 @@ import pytest
 from deltalake import DeltaTable
 
 from cdc.catalog import Catalog, ProcessReport
+from cdc.catalog.process_lease import sole_replay
 from cdc.config import DeltaSinkDefinition, SchemaChanges, load_definition
 from cdc.errors import ConfigError, SinkInUse
 from cdc.stores.dead_letter_rows import read_parked
@@ -25,7 +26,7 @@ from pipelines.opened_sink import SinkParts
 from pipelines.replaying.plan import ReplayOptions
 from pipelines.replaying.replay import replay
 from pipelines.runtime.cut_requests import CutRequests
-from pipelines.runtime.replay_pause import ReplayPauses, paused, sole_replay
+from pipelines.runtime.replay_pause import ReplayPauses, paused
 from pipelines.sink_lifecycle import SinkRunner
 from pipelines.sinks.delta.delta_target import DeltaTarget
 from pipelines.sinks.delta.schema_evolution import ColumnChange

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from cdc.catalog import Catalog
+from cdc.catalog.process_lease import sole_replay
 from cdc.errors import SinkInUse
-from pipelines.runtime.replay_pause import ReplayPauses, driver_of, paused, sole_replay
+from pipelines.runtime.replay_pause import ReplayPauses, driver_of, paused
 
 
 @pytest.fixture(name="catalog")

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from cdc.catalog import Catalog
+from cdc.catalog.process_lease import LEASE
 from cdc.position import Position
 from pipelines.opened_sink import SinkParts
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.replay_pause import ReplayPauses
-from pipelines.runtime.sink_lease import LEASE, SinkLeases
+from pipelines.runtime.sink_lease import SinkLeases
 from pipelines.sink_lifecycle import SinkRunner
 from tests.fixtures.waiting import until
 from tests.pipelines.shop_pipeline import END, FIGURES, ShopPipeline, make_shop
