@@ -41,9 +41,15 @@ def is_dead(name: str) -> bool:
 
 @contextmanager
 def sole_replay(catalog: Catalog, pipeline: str, sink: str) -> Iterator[None]:
-    """Acquire the replay lease of the sink for the block; raise SinkInUse if another replay has this lease."""
-    with leased(catalog, f"replay {pipeline}/{sink}", f"another replay of sink {sink!r} is running"):
+    """Acquire the replay lease of the sink for the block; raise SinkInUse if another process has this lease."""
+    with leased(catalog, _replay_lease(pipeline, sink), f"another replay of sink {sink!r} is running"):
         yield
+
+
+def is_replay_running(catalog: Catalog, pipeline: str, sink: str) -> bool:
+    """Return whether a process has the replay lease of the sink."""
+    found = catalog.leases.holder(_replay_lease(pipeline, sink))
+    return found is not None and not is_dead(found)
 
 
 @contextmanager
@@ -66,6 +72,10 @@ def leased(catalog: Catalog, name: str, conflict: str) -> Iterator[None]:
         done.set()
         renewing.join()
         catalog.leases.release(name, own_name)
+
+
+def _replay_lease(pipeline: str, sink: str) -> str:
+    return f"replay {pipeline}/{sink}"
 
 
 def _renew(catalog: Catalog, name: str, own_name: str, done: Event) -> None:

@@ -31,6 +31,7 @@ COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {
     "consumers": ("consumers",),
     "query": ("query",),
     "search": ("search",),
+    "indexes": ("indexes",),
     "verify": ("verify",),
     "dlq": ("dlq",),
     "replay": ("replay",),

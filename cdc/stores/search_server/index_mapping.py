@@ -19,6 +19,8 @@ from cdc.target_names import DELETED_COLUMN, POSITION_COLUMN, column_name
 
 META: Final = "cdc"
 """Key of the mapping's `_meta` that says to whom the index belongs, and which columns its documents have."""
+UNUSED_SINCE: Final = "unused_since"
+"""Key in META: time at which the index lost its alias, in seconds since 1970; it says nothing about an index in use."""
 _IGNORED: Final = {"ignore_malformed": True}
 _JSON_TYPE: Final = {"opensearch": "flat_object", "elasticsearch": "flattened"}
 _WORDS: Final = {"type": "text", "fields": {"keyword": {"type": "keyword", "ignore_above": LONGEST_TERM}}}

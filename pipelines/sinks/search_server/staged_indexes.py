@@ -2,7 +2,7 @@
 
 A replay has a state index of its own. Searches use the old indexes until `put` has published the new ones and moved
 the aliases. After a crash in between, the next driver that opens the sink moves the aliases. The old indexes stay until
-a command removes them.
+`cdc indexes drop` removes them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class StagedSearchServer:
     def __init__(self, sink: SearchSinkDefinition) -> None:
         self._definition = sink
         self.erased: dict[str, int] = {}
-        """See StagedTarget.erased. Old indexes that follow the present rules stay until a command removes them."""
+        """See StagedTarget.erased. Old indexes that follow the present rules stay until `cdc indexes drop`."""
         self.sink = SearchServerSink(sink, staged=True)
         self._old = SearchServerSink(sink)
         self._log_id = ""

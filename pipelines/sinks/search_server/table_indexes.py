@@ -10,6 +10,7 @@ new index.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Final
@@ -24,6 +25,7 @@ from cdc.stores.search_server.document_scan import scan
 from cdc.stores.search_server.document_values import RAW_FIELD, dump_json, to_json
 from cdc.stores.search_server.index_mapping import (
     META,
+    UNUSED_SINCE,
     DocumentColumn,
     document_columns,
     field_types,
@@ -89,6 +91,8 @@ class TableIndexes:
             except IndexOfAnotherOwner:
                 taken.add(alias)
                 continue
+            for other in others:
+                self._mark_unused(other)
             actions += [{"remove": {"index": other, "alias": alias}} for other in others]
             if present.get(index, {}).get("aliases", {}).get(alias, {}).get("filter") == visible(floor):
                 continue
@@ -157,11 +161,18 @@ class TableIndexes:
             if index == alias or owner_of(body[index]["mappings"]) != self._owner:
                 raise IndexOfAnotherOwner(f"index {index!r}, found under the name {alias!r}, belongs to somebody else")
 
+    def _mark_unused(self, index: str) -> None:
+        """Record in an index, which is about to lose its alias, since when it is unused."""
+        meta = self._client.ask("GET", f"/{index}/_mapping").body[index]["mappings"]["_meta"][META]
+        self._put_mapping(index, {"_meta": {META: {**meta, UNUSED_SINCE: int(time.time())}}})
+
     def _follow(self, table: TableIndex, mappings: Mapping[str, Any]) -> None:
         """Make an existing index follow the columns of its table."""
         if owner_of(mappings) != self._owner:
             raise IndexOfAnotherOwner(f"index {table.index!r} belongs to somebody else")
-        meta, wanted = mappings["_meta"][META], self._meta(table)
+        # an index may be in use again: a crash in the middle of a switch leaves the mark
+        meta = {name: value for name, value in mappings["_meta"][META].items() if name != UNUSED_SINCE}
+        wanted = self._meta(table)
         if meta == wanted:
             return
         if meta["rules"] != wanted["rules"]:

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 from cdc.catalog import Catalog
-from cdc.catalog.process_lease import sole_replay
-from cdc.errors import SinkInUse
 from pipelines.runtime.replay_pause import ReplayPauses, driver_of, paused
 
 
@@ -25,18 +23,6 @@ def test_a_sink_is_paused_inside_the_block_only(catalog: Catalog) -> None:
         assert pauses.is_paused("lake")
         assert not pauses.is_paused("find")
     assert not pauses.is_paused("lake")
-
-
-def test_a_second_replay_of_a_sink_is_refused(catalog: Catalog) -> None:
-    with (
-        sole_replay(catalog, "shop", "lake"),
-        sole_replay(catalog, "shop", "find"),
-        pytest.raises(SinkInUse, match="'lake'"),
-        sole_replay(catalog, "shop", "lake"),
-    ):
-        pass
-    with sole_replay(catalog, "shop", "lake"):
-        pass
 
 
 def test_without_a_report_there_is_no_driver(catalog: Catalog) -> None:
