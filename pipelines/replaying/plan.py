@@ -224,9 +224,9 @@ def _end_in_place(
                 remedy="write --into PATH to build a separate target",
             )
         return upto
-    if isinstance(wanted, SearchSinkDefinition):
+    if isinstance(wanted, SearchSinkDefinition) and wanted.engine == "tantivy":
         raise ConfigError(
-            f"search sink {wanted.name!r} can only be rebuilt as a whole",
+            f"search sink {wanted.name!r} has one index for all tables, so it can only be rebuilt as a whole",
             remedy="omit --tables, or write --into PATH",
         )
     if published is None:

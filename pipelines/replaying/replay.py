@@ -155,7 +155,7 @@ class _ReplayRun:
         with paused(self._catalog, self._definition.name, self._plan.wanted.name):
             current = staged.open_published(self._plan.log.log_id)
             built = self._catch_up(staged.sink, built, current)
-            return staged.put(*split_records(self._plan.wanted, built, current))
+            return staged.put(*split_records(self._plan.wanted, built, current, partial=self._plan.partial))
 
     def _build(self, sink: Sink) -> Published:
         tables, wanted = self._plan.tables, self._plan.wanted

@@ -78,19 +78,23 @@ def stage_target(wanted: DeltaSinkDefinition | SearchSinkDefinition) -> StagedTa
 
 
 def split_records(
-    wanted: DeltaSinkDefinition | SearchSinkDefinition, built: Published, current: Published | None
+    wanted: DeltaSinkDefinition | SearchSinkDefinition, built: Published, current: Published | None, *, partial: bool
 ) -> tuple[Published, dict[int, TableRecord]]:
     """Return the record of the tables whose targets are replaced, and the records of all other tables at the same cut.
 
     built: the record of the new targets. current: the published record of the sink. Raises SinkError if a table would
-    be lost: the table could not be built, but the target with its present rows is replaced.
+    be lost: the table could not be built, but the target with its present rows is replaced. partial: whether the
+    options limit the replay to some tables.
     """
     good = {r: record for r, record in built.tables.items() if record.state != TargetState.FAILED}
     before = {} if current is None else current.tables
-    if not isinstance(wanted, DeltaSinkDefinition):
+    if not isinstance(wanted, DeltaSinkDefinition) and not partial:
         _check_no_table_lost(built, before, ", or write --into PATH")
         return replace(built, tables=good), {r: built.tables[r] for r in built.tables.keys() - good.keys()}
-    replaced = _other_tables_in_replaced_targets(wanted, good.values(), before)
+    # on a search server each table has an index of its own
+    replaced = dict[int, TableRecord]()
+    if isinstance(wanted, DeltaSinkDefinition):
+        replaced = _other_tables_in_replaced_targets(wanted, good.values(), before)
     _check_no_table_lost(built, replaced, ", or exclude the table from its rule")
     staying = before.keys() - good.keys() - replaced.keys()
     rest = {r: record for r, record in built.tables.items() if r not in good and r not in staying}

@@ -8,7 +8,7 @@ finds every row up to X. After a crash, documents that were not published stay i
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -179,13 +179,15 @@ class SearchServerSink:
         self._remove_tombstones(before)
         self._touched, self._bases = {}, set()
 
-    def adopt(self, staged: SearchServerSink, record: Published) -> None:
-        """Publish the indexes that a staged sink has built. record: names these indexes.
+    def adopt(self, staged: SearchServerSink, built: Iterable[int], record: Published) -> None:
+        """Publish the indexes that a staged sink has built.
+
+        built: the relations of their tables. record: names these indexes, and those of the other tables.
 
         Raises SinkFenced if another driver published since this sink was opened.
         """
         self._connection().publisher.floors |= staged._connection().publisher.floors
-        for relation in record.tables:
+        for relation in built:
             self.parked.confirm(relation, staged.parked.rows_of(relation))
         self.publish(record)
 

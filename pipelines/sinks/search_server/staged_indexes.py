@@ -63,7 +63,7 @@ class StagedSearchServer:
         """
         published = replace(built, tables={**rest, **built.tables})
         hit("replay_before_table")
-        self._old.adopt(self.sink, published)
+        self._old.adopt(self.sink, published.tables.keys() - rest.keys(), published)
         hit("replay_after_table")
         self.discard()
         sink = self._definition

@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from deltalake import DeltaTable
 
@@ -21,6 +22,7 @@ from cdc.stores.dead_letter_rows import read_parked
 from cdc.stores.lake_reader import read_target
 from cdc.stores.published_record import TargetState
 from cdc.stores.search_index_reader import SearchIndex
+from cdc.stores.search_server.reader import SearchServerReader
 from cdc.table import Column
 from pipelines.opened_sink import SinkParts
 from pipelines.replaying.plan import ReplayOptions
@@ -32,6 +34,8 @@ from pipelines.sinks.delta.delta_target import DeltaTarget
 from pipelines.sinks.delta.schema_evolution import ColumnChange
 from pipelines.types.families import TypePolicy
 from pipelines.types.typed_rows import target_schema
+from tests.fixtures.opensearch import SharedOpenSearch
+from tests.fixtures.search_sinks import search_sink
 from tests.fixtures.waiting import until
 from tests.log.rows import row, schema_of
 from tests.pipelines.shop_pipeline import END, FIGURES, ITEMS, ORDERS, ShopPipeline, applied_shop, change, delta_rows
@@ -177,6 +181,34 @@ def test_some_tables_are_put_beside_the_others_where_those_stand(shop: ShopPipel
     assert record is not None
     assert record.position == 1_300
     assert {table.state for table in record.tables.values()} == {TargetState.STREAMING}
+
+
+def test_one_table_of_a_search_server_gets_a_new_index_and_the_others_keep_theirs(
+    shop: ShopPipeline, opensearch: SharedOpenSearch
+) -> None:
+    find = search_sink(opensearch)
+    shop.definition = shop.definition.model_copy(update={"sinks": (find,)})
+    shop.drive("find", 1_300)
+    before = SearchServerReader.open(find)
+    assert before.published is not None
+    rows = {topic: documents(before, topic) for topic in before.topics}
+    old = {table.topic: table.target for table in before.published.tables.values()}
+    httpx.post(f"{find.access.url}/{old['shop.orders']}/_delete_by_query?refresh", json={"query": {"match_all": {}}})
+    assert documents(before, "shop.orders") == []
+    again(shop, "find", tables=("orders",))
+    after = SearchServerReader.open(find)
+    assert after.published is not None
+    new = {table.topic: table.target for table in after.published.tables.values()}
+
+    assert {topic: documents(after, topic) for topic in after.topics} == rows
+    assert {topic for topic in old if new[topic] != old[topic]} == {"shop.orders"}
+    assert after.published.position == 1_300
+    assert {table.state for table in after.published.tables.values()} == {TargetState.STREAMING}
+
+
+def documents(reader: SearchServerReader, topic: str) -> list[dict[str, str | None]]:
+    """The rows of a table by key."""
+    return sorted((dict(row.source) for row in reader.documents(topic)), key=lambda row: int(row["id"] or 0))
 
 
 def test_a_table_dropped_and_made_again_takes_the_place_of_the_old_one() -> None:
