@@ -699,7 +699,10 @@ class IndexMappingConflict(SinkError):
 
     code = "CDC-3035"
     reaction = Reaction.QUARANTINE
-    remedy = "build a new index: 'cdc replay SINK'; if the definition has the wrong field type, correct it before"
+    remedy = (
+        "build a new index: 'cdc replay SINK --tables TABLE'; "
+        "if the definition has the wrong field type, correct it before"
+    )
 
 
 class IndexFieldLimitExceeded(IndexMappingConflict):

@@ -172,7 +172,13 @@ def _apply(arguments: argparse.Namespace) -> int:
         import_module("pipelines.new_sink_check"),
     )
     new_sinks = new_sink_check.NewSinkCheck(whole, arguments.config, {sink.name for sink in definition.sinks})
-    return int(apply_process.main(definition, once=arguments.trigger == ONCE, check=new_sinks.check))
+    once = arguments.trigger == ONCE
+    with ExitStack() as stack:
+        # on a cluster a child process cannot read the definition file
+        if not once and not arguments.submitted:
+            index_rebuilds = import_module("pipelines.index_rebuilds")
+            stack.enter_context(index_rebuilds.IndexRebuilds(definition, arguments.config))
+        return int(apply_process.main(definition, once=once, check=new_sinks.check))
 
 
 def _check(arguments: argparse.Namespace) -> int:

@@ -81,6 +81,15 @@ class SchemaChanges(StrEnum):
     EXCEPTION = "exception"
 
 
+class IndexChanges(StrEnum):
+    """How an index on a search server follows a change that its mapping cannot take."""
+
+    #: Apply every change that the mapping can take; stop the table at another one.
+    EVOLVE = "evolve"
+    #: As `evolve`, but build a new index of the table from the log, next to the old one, instead of stopping.
+    REBUILD = "rebuild"
+
+
 class DroppedColumns(StrEnum):
     """What happens to a target's column after the source table dropped it."""
 
@@ -377,6 +386,10 @@ class SearchSinkDefinition(SearchSettings):
     """Local directory of the index; only for engine `tantivy`, which requires it."""
     server: SearchServer | None = None
     """Access to the server; only for the engines `opensearch` and `elasticsearch`, which require it."""
+    schema_changes: IndexChanges = IndexChanges.EVOLVE
+    """What happens at a change that the mapping of a table's index cannot take, such as another type of a column:
+    `evolve` stops the table, `rebuild` builds a new index of the table from the log while searches use the old one.
+    `rebuild` is only for engines with a server."""
     tables: Annotated[tuple[Glob, ...], Field(min_length=1)] = ("*.*",)
     """Globs over `schema.table` of the captured tables that go to this sink; default all."""
     rules: tuple[SearchRule, ...] = ()
@@ -392,6 +405,8 @@ class SearchSinkDefinition(SearchSettings):
             raise invalid("engine {engine} requires the key {key}", engine=self.engine, key=repr(wanted))
         if getattr(self, other):
             raise invalid("engine {engine} has no key {key}", engine=self.engine, key=repr(other))
+        if self.engine == "tantivy" and self.schema_changes is IndexChanges.REBUILD:
+            raise invalid("'schema_changes: rebuild' requires engine opensearch or elasticsearch")
         return self
 
     @property

@@ -8,9 +8,14 @@ from collections.abc import Iterator
 import pytest
 
 from cdc.demo.shop_workload import Workload
+from cdc.errors import SinkUnavailable
+from cdc.stores.search_server.index_names import number_of
+from cdc.stores.search_server.reader import SearchServerReader
 from tests.faults.test_kill_reader import KILLED, prepare
 from tests.fixtures.http_relay import HttpRelay, LoseAnswer
 from tests.fixtures.pipeline import Pipeline
+from tests.fixtures.postgres import run_sql
+from tests.fixtures.search_sinks import search_sink
 
 FAILPOINTS = [
     "search_before_rows:2",
@@ -51,3 +56,63 @@ def test_a_driver_killed_at_one_failpoint_after_the_other_leaves_the_indexes_exa
     workload.stop()
     envelope = pipeline.verify()
     assert envelope["ok"], f"{envelope}\n{pipeline.output()}"
+
+
+@pytest.mark.parametrize("failpoint", ["replay_before_table", *(
+    pytest.param(point, marks=pytest.mark.slow) for point in ("replay_after_stage", "replay_after_table")
+)])  # fmt: skip
+def test_a_killed_rebuild_of_an_index_is_begun_again_and_searches_use_the_old_one_meanwhile(
+    pipeline: Pipeline, opensearch, failpoint: str
+):
+    find = search_sink(opensearch)
+    prepare(pipeline)
+    run_sql(pipeline.dsn, "ALTER TABLE shop.products ADD COLUMN seen timestamptz DEFAULT '2026-01-01 00:00:00+00'")
+    server = {"url": find.access.url, "index": find.access.index}
+    sink = {"type": "search", "name": "find", "engine": "opensearch", "server": server, "schema_changes": "rebuild"}
+    pipeline.write(sinks=json.dumps([sink | {"tables": ["shop.products", "shop.customers"]}]))
+    pipeline.reader()
+    driver = pipeline.apply(failpoint)
+    pipeline.wait(lambda: states(find) == dict.fromkeys(NUMBERS, "streaming"), "the first copy in the indexes")
+    run_sql(pipeline.dsn, "SET timezone = 'UTC'", "ALTER TABLE shop.products ALTER COLUMN seen TYPE timestamp")
+    run_sql(
+        pipeline.dsn,
+        "UPDATE shop.products SET seen = '2026-02-02 00:00:00' WHERE id = (SELECT min(id) FROM shop.products)",
+    )
+    pipeline.wait(lambda: states(find)["shop.products"] == "failed", "the table has stopped")
+    assert pipeline.start("cdc", "tables", "resync", "shop.products").wait(60) == 0, pipeline.output()
+    printed = pipeline.folder / "apply.out"
+    pipeline.wait(lambda: "cannot build new indexes" in printed.read_text(), "a rebuild that was killed", seconds=40)
+    switched = failpoint == "replay_after_table"
+    assert numbers(find) == (NUMBERS | {"shop.products": 2} if switched else NUMBERS)
+    driver.kill()
+    driver.wait()
+    pipeline.apply()
+    pipeline.wait(lambda: numbers(find) == NUMBERS | {"shop.products": 2}, "a new index of the table")
+    pipeline.wait(lambda: states(find) == dict.fromkeys(NUMBERS, "streaming"), "both tables stream")
+    envelope = pipeline.verify()
+    assert envelope["ok"], f"{envelope}\n{pipeline.output()}"
+
+
+NUMBERS = {"shop.customers": 1, "shop.products": 1}
+"""The number of each table's first index."""
+
+
+def states(find) -> dict[str, str]:
+    """Return the state of each table that the sink has published."""
+    return {table.topic: table.state for table in published(find)}
+
+
+def numbers(find) -> dict[str, int]:
+    """Return the number of the published index of each table."""
+    return {table.topic: number_of(table.target) for table in published(find)}
+
+
+def published(find):
+    try:
+        reader = SearchServerReader.open(find)
+    except SinkUnavailable:
+        return []
+    try:
+        return [] if reader.published is None else list(reader.published.tables.values())
+    finally:
+        reader.close()
