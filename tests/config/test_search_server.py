@@ -42,6 +42,7 @@ def test_secrets_are_not_shown():
         (None, {}, "requires the key 'server'"),
         (SERVER, {"path": "/tmp/index"}, "has no key 'path'"),
         (SERVER, {"engine": "tantivy"}, "requires the key 'path'"),
+        (None, {"engine": "tantivy", "path": "/tmp/index", "schema_changes": "rebuild"}, "rebuild' requires engine"),
         ({**SERVER, "password": "plain", "user": "cdc"}, {}, "in plain text"),
         ({**SERVER, "user": "cdc"}, {}, "require each other"),
         ({**SERVER, "user": "cdc", "password": {"env": "KEY"}, "api_key": {"env": "KEY"}}, {}, "exclude each other"),

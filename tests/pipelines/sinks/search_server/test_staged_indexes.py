@@ -9,11 +9,13 @@ import pytest
 
 from cdc.errors import SinkFenced
 from cdc.stores.published_record import Published
+from cdc.stores.search_server.reader import SearchServerReader
 from pipelines.sinks.search_server.sink import SearchServerSink
 from pipelines.sinks.search_server.staged_indexes import StagedSearchServer
 from tests.contracts.folded import ORDERS, batch, gone, part, put
 from tests.fixtures.search_sinks import search_sink
 from tests.pipelines.sinks.search_server.server_sink import LOG, Index, items, merge, opened, publish
+from tests.pipelines.sinks.search_server.test_publisher import row
 
 
 @pytest.fixture
@@ -90,6 +92,22 @@ def test_a_driver_that_published_meanwhile_keeps_its_indexes_and_aliases(find):
         staged.put(replace(built, position=40), {})
 
     assert (index.name, items(find)) == (old, {"1": "old", "2": "b"})
+
+
+def test_tables_that_were_not_built_keep_their_records_and_parked_rows(find):
+    sink, notes = opened(find), replace(ORDERS, relation=ORDERS.relation + 1, name="notes")
+    orders = sink.apply(batch([put(1, "old", 10)], 0, 20))
+    kept = replace(sink.apply(batch([put(1, "note", 10)], 0, 20, notes)), parked=(("9",),))
+    sink.parked.confirm(notes.relation, {("9",): replace(row("9", 15), relation=notes.relation, topic=notes.topic)})
+    publish(sink, orders, kept)
+    staged = StagedSearchServer(find)
+    built = build(staged, put(1, "new", 10))
+    staged.open_published(LOG)
+    published = staged.put(built, {notes.relation: kept})
+    reader = SearchServerReader.open(find)
+
+    assert (items(find), published.tables[notes.relation]) == ({"1": "new"}, kept)
+    assert [(one.topic, one.key, one.message) for one in reader.parked()] == [("shop.notes", ("9",), "refused")]
 
 
 def test_the_next_replay_removes_what_an_interrupted_one_left(find):
