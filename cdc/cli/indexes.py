@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cdc import DEFAULT_CONFIG
-from cdc.cli.options import ConfigOption, JsonOption, YesOption, audit, confirm
+from cdc.cli.options import ConfigOption, JsonOption, YesOption, audit, confirm, parse_seconds
 from cdc.command_output import aligned, echo, emit
 from cdc.errors import ConfigError
 
@@ -85,7 +85,7 @@ def drop(  # noqa: PLR0913, PLR0917 - one parameter per option
     from cdc.stores.search_server.client import SearchClient
     from cdc.stores.search_server.index_inventory import drop_index, select_unused
 
-    before = time.time() - _seconds(older_than)
+    before = time.time() - parse_seconds(older_than, "--older-than")
     definition, wanted, log_id = _open(config, sink)
     with Catalog.open(definition.catalog.url) as catalog, sole_replay(catalog, definition.name, sink):
         chosen = select_unused(_list(wanted, log_id, replaying=False), indexes or (), before)
@@ -142,14 +142,3 @@ def _cells(index: ListedIndex) -> tuple[str, ...]:
     since = None if index.unused_since is None else datetime.fromtimestamp(index.unused_since, UTC)
     use = index.use.value if since is None else f"{index.use.value} since {since:%Y-%m-%d %H:%M:%S}"
     return index.name, index.topic, f"{index.documents:,}", number_format.format_size(index.bytes), use
-
-
-def _seconds(text: str) -> float:
-    from pydantic_core import PydanticCustomError
-
-    from cdc.config.units import seconds
-
-    try:
-        return seconds(text)
-    except PydanticCustomError as error:
-        raise typer.BadParameter(error.message(), param_hint="--older-than") from error

@@ -27,7 +27,7 @@ YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for con
 WaitOption = Annotated[
     str, typer.Option("--timeout", help="Wait at most this long for --min-position, for example 500ms or 1m.")
 ]
-"""Option --timeout of a command that can wait for a position; `parse_wait` parses it."""
+"""Option --timeout of a command that can wait for a position; `parse_seconds` parses it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ class Invocation:
     """True if the process runs nothing else, so that `cdc query` may deny file writes to the whole process."""
 
 
-def parse_wait(text: str) -> float:
-    """Return the seconds of a WaitOption."""
+def parse_seconds(text: str, option: str) -> float:
+    """Return the seconds of a duration with its unit; `option` is the name of the option that has the text."""
     from pydantic_core import PydanticCustomError
 
     from cdc.config.units import seconds
@@ -47,7 +47,7 @@ def parse_wait(text: str) -> float:
     try:
         return seconds(text)
     except PydanticCustomError as error:
-        raise typer.BadParameter(error.message(), param_hint="--timeout") from error
+        raise typer.BadParameter(error.message(), param_hint=option) from error
 
 
 def confirm(what: str, *, yes: bool) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from cdc import DEFAULT_CONFIG
-from cdc.cli.options import ConfigOption, JsonOption, WaitOption, parse_wait
+from cdc.cli.options import ConfigOption, JsonOption, WaitOption, parse_seconds
 from cdc.command_output import echo, emit, escaped_for_terminal
 
 Sql = Annotated[
@@ -69,7 +69,9 @@ def query(  # noqa: PLR0913, PLR0917 - one parameter per option
         deny_file_writes()  # the second barrier; the first is the engine's parser
     from cdc.stores.table_query import QueryRequest, find_delta_sink, query_tables
 
-    request = QueryRequest(sql=sql, at=at, limit=limit, min_position=min_position, timeout=parse_wait(timeout))
+    request = QueryRequest(
+        sql=sql, at=at, limit=limit, min_position=min_position, timeout=parse_seconds(timeout, "--timeout")
+    )
     answer = query_tables(find_delta_sink(definition, sink), request)
     summary = f"{len(answer.rows)} {'row' if len(answer.rows) == 1 else 'rows'}" + (
         f"; further rows are left out because of --limit {limit}" if answer.more else ""

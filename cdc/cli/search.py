@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cdc import DEFAULT_CONFIG
-from cdc.cli.options import ConfigOption, JsonOption, WaitOption, parse_wait
+from cdc.cli.options import ConfigOption, JsonOption, WaitOption, parse_seconds
 from cdc.command_output import echo, emit, escaped_for_terminal
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def search(  # noqa: PLR0913, PLR0917 - one parameter per option
         after=after,
         sink=sink,
         min_position=min_position,
-        timeout=parse_wait(timeout),
+        timeout=parse_seconds(timeout, "--timeout"),
     )
     answer = search_table(load_definition(config), request)
     more = "" if answer.next is None else "; further rows are left out because of --limit"
