@@ -61,7 +61,12 @@ def layout() -> tantivy.Schema:
 
 def document_id(relation: int, key: Sequence[str | None]) -> str:
     """Return the `_id` of the document that stores a row."""
-    term = f"{relation}\0{key_json(key)}"
+    return id_of_key(relation, key_json(key))
+
+
+def id_of_key(relation: int, key: str) -> str:
+    """Do the same as `document_id` for the result of `key_json`."""
+    term = f"{relation}\0{key}"
     if len(term.encode()) <= TERM_BYTES:
         return term
     return f"{relation}\0sha256:{hashlib.sha256(term.encode()).hexdigest()}"
@@ -70,12 +75,6 @@ def document_id(relation: int, key: Sequence[str | None]) -> str:
 def key_json(key: Sequence[str | None]) -> str:
     """Return a key as a JSON list of texts."""
     return f"[{', '.join(NULL if text is None else encode_basestring(text) for text in key)}]"
-
-
-def image_json(image: Mapping[int, str | None]) -> str:
-    """Return an image as a JSON object: column id → text; `decode_image` reads it."""
-    members = (f'"{number}": {NULL if text is None else encode_basestring(text)}' for number, text in image.items())
-    return f"{{{', '.join(members)}}}"
 
 
 def parked_id(relation: int, key: Sequence[str | None]) -> str:

@@ -1,4 +1,4 @@
-"""Documents of a search index: how rows, parked rows and the reserved texts become documents, and a batch's rows.
+"""Documents of a search index: how parked rows and the reserved texts become documents, and a batch's rows.
 
 The rows of a batch are reduced to the columns of their shape, and masked, before they are kept for the next commit: in
 memory, or for a large batch in a file.
@@ -24,32 +24,17 @@ from cdc.stores.search_index_reader import (
     DocumentRules,
     IndexedColumn,
     document_id,
-    image_json,
     is_searched,
-    key_json,
     parked_id,
     rows_of,
 )
 from cdc.table import TableSchema
 from pipelines.sinks.search.document_shape import DocumentShape
+from pipelines.sinks.search.row_documents import PLACE, ROWS_AT_ONCE, RowDocuments, row_parts
 from pipelines.sinks.unpublished_parked_rows import UnpublishedParkedRows
 
-ROWS_AT_ONCE: Final = 4096
-"""Number of rows that are converted at once."""
-_ORDER: Final = ("key", "position", "ordinal")
-
-
-@dataclass(frozen=True, slots=True)
-class IndexedRow:
-    """One row of a table, as its document stores it."""
-
-    topic: str
-    relation: int
-    key: Sequence[str | None]
-    position: int
-    ordinal: int
-    image: Image
-    """Column id → text, for the columns of the document; masked columns have their masked text."""
+MANY_IDS: Final = 64
+"""Number of ids from which one query deletes documents faster than a term for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,27 +60,49 @@ class PendingTable:
 
     def write(self, index: tantivy.Index, writer: tantivy.IndexWriter) -> None:
         """Add and delete documents, so that the next commit of `writer` contains the batch. The caller commits."""
-        relation = self.schema.relation
+        relation, schema = self.schema.relation, index.schema
         if self.erase_all:
-            writer.delete_documents_by_query(rows_of(index.schema, relation))
+            writer.delete_documents_by_query(rows_of(schema, relation))
         elif self.erase_below is not None:
-            writer.delete_documents_by_query(rows_of(index.schema, relation, below=self.erase_below))
-        for key in self.deleted:
-            writer.delete_documents_by_term("_id", document_id(relation, key))
-        for row in self._rows():
-            writer.delete_documents_by_term("_id", document_id(relation, row.key))
-            writer.add_document(row_document(row, self.rules))
+            writer.delete_documents_by_query(rows_of(schema, relation, below=self.erase_below))
+        for start in range(0, len(self.deleted), ROWS_AT_ONCE):
+            keys = self.deleted[start : start + ROWS_AT_ONCE]
+            _delete(schema, writer, [document_id(relation, key) for key in keys])
+        documents = RowDocuments(self.schema.topic, relation, self.rules.columns)
+        for rows in self._parts():
+            made = documents.of(rows)
+            # the batch has each key once, so this deletes no row of an earlier part
+            _delete(schema, writer, [identity for identity, _ in made])
+            for _, text in made:
+                writer.add_json(text)
 
-    def _rows(self) -> Iterator[IndexedRow]:
-        number, ids = 0, list(self.rules.columns)
-        for part in self.upserts.to_batches(max_chunksize=ROWS_AT_ONCE):
-            keys, positions, ordinals, *texts = (column.to_pylist() for column in part.columns)
-            images = zip(*texts, strict=True) if texts else ((),) * part.num_rows
-            for key, position, ordinal, values in zip(keys, positions, ordinals, images, strict=True):
-                image = self.completed.get(number, dict(zip(ids, values, strict=True)))
-                number += 1
-                if image is not None:
-                    yield IndexedRow(self.schema.topic, self.schema.relation, key, position, ordinal, image)
+    def _parts(self) -> Iterator[pa.Table]:
+        """Yield the rows to write, in parts; all their images are complete."""
+        first = 0
+        for rows in row_parts(self.upserts):
+            numbers = range(rows.num_rows)
+            images = {n: self.completed[first + n] for n in numbers if first + n in self.completed}
+            first += rows.num_rows
+            if written := _with_images(rows, images) if images else rows:
+                yield written
+
+
+def _delete(schema: tantivy.Schema, writer: tantivy.IndexWriter, ids: Sequence[str]) -> None:
+    if len(ids) >= MANY_IDS:
+        writer.delete_documents_by_query(tantivy.Query.term_set_query(schema, "_id", ids))
+        return
+    for identity in ids:
+        writer.delete_documents_by_term("_id", identity)
+
+
+def _with_images(rows: pa.Table, images: Mapping[int, Image | None]) -> pa.Table:
+    """Replace the images of some rows. images: number of a row → its image; None leaves the row out."""
+    texts = {name: rows[name].to_pylist() for name in rows.column_names[len(PLACE) :]}
+    for number, image in images.items():
+        for column, text in (image or {}).items():
+            texts[str(column)][number] = text
+    written = pa.array([images.get(number, {}) is not None for number in range(rows.num_rows)])
+    return pa.table({**{name: rows[name] for name in PLACE}, **texts}, rows.schema).filter(written).combine_chunks()
 
 
 def masked_upserts(upserts: pa.Table, shape: DocumentShape) -> Iterator[pa.Table]:
@@ -103,11 +110,11 @@ def masked_upserts(upserts: pa.Table, shape: DocumentShape) -> Iterator[pa.Table
 
     An unsent column of a partial image has a placeholder. Raises the errors of `DocumentShape.texts`.
     """
-    names = [*_ORDER, *(str(column.id) for column in shape.columns)]
+    names = [*PLACE, *(str(column.id) for column in shape.columns)]
     starts = range(0, max(upserts.num_rows, 1), ROWS_AT_ONCE)
     for start in starts:
         part = upserts.slice(start, ROWS_AT_ONCE)
-        yield pa.table([*(part[name] for name in _ORDER), *shape.texts(part)], names=names)
+        yield pa.table([*(part[name] for name in PLACE), *shape.texts(part)], names=names)
 
 
 def on_disk(parts: Iterable[pa.Table], folder: Path) -> pa.Table | None:
@@ -146,25 +153,6 @@ def rules_of_shape(shape: DocumentShape) -> DocumentRules:
     columns = {c.id: IndexedColumn(c.name, missing[c.id], is_searched(c)) for c in shape.columns}
     masks = {number: mask.fingerprint for number, mask in shape.masks.items() if number in columns}
     return DocumentRules(shape.fingerprint, columns, masks, function)
-
-
-def row_document(row: IndexedRow, rules: DocumentRules) -> tantivy.Document:
-    """Return the document of a row whose image follows the rules."""
-    document = tantivy.Document()
-    document.add_text("_id", document_id(row.relation, row.key))
-    document.add_unsigned("_relation", row.relation)
-    document.add_text("_topic", row.topic)
-    document.add_bytes("_key", key_json(row.key).encode())
-    document.add_unsigned("_position", row.position)
-    document.add_unsigned("_ordinal", row.ordinal)
-    document.add_bytes("_image", image_json(row.image).encode())
-    searched = ((c.name, row.image.get(number)) for number, c in rules.columns.items() if c.searched)
-    texts = {name: text for name, text in searched if text is not None}
-    for text in texts.values():
-        document.add_text("_text", text)
-    # tantivy parses a text that begins like an RFC 3339 time, and panics if the time is out of its range
-    document.add_json("_fields", {name: f" {text}" for name, text in texts.items()})
-    return document
 
 
 def parked_document(row: ParkedRow) -> tantivy.Document:

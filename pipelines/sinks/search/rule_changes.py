@@ -10,34 +10,42 @@ that needs them stops with TargetRulesChanged until a replay, or until the earli
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any, Final
 
+import pyarrow as pa
 import tantivy
 
 from cdc.errors import SchemaNotApplicable, TargetRulesChanged, TransformFailed, complete_remedy
 from cdc.stores.dead_letter_rows import DeadLetterEntry, Image
 from cdc.stores.published_record import Published, TableRecord, TargetState
 from cdc.stores.search_index_reader import (
-    OWNER_ID,
     PARKED_TOPIC,
     PUBLISHED_ID,
     REBUILD,
     RULES_ID,
     DocumentRules,
+    IndexedColumn,
     decode_image,
 )
 from cdc.table import TableSchema, TableState
 from pipelines.sinks.record_after_batch import failure_reason, with_progress_state
 from pipelines.sinks.search.document_shape import DocumentShape, DocumentShapes
 from pipelines.sinks.search.documents import (
-    IndexedRow,
     parked_document,
     reserved_document,
-    row_document,
     rules_of_shape,
 )
+from pipelines.sinks.search.row_documents import RowDocuments, row_parts, rows_schema
 from pipelines.transform.table_transform import Mask
+
+DOCUMENTS_AT_ONCE: Final = 256
+"""Number of documents that are rewritten together."""
+_UNNAMED: Final = IndexedColumn("", searched=False)
+"""A column that a document has and the rules do not: the source has dropped it, and readers do not show it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,14 +168,23 @@ def rewrite_documents(index: tantivy.Index, writer: tantivy.IndexWriter, followe
 
     The caller adds the record and the rules, and commits. Documents that belong to no published table are not added.
     """
-    searcher = index.searcher()
+    documents = _documents(index.searcher())
     writer.delete_documents_by_query(tantivy.Query.all_query())
-    for document in _documents(searcher):
-        identity = document["_id"][0]
-        if identity == OWNER_ID:
-            writer.add_document(reserved_document(identity, bytes(document["_image"][0]).decode()))
-        elif identity not in {PUBLISHED_ID, RULES_ID}:
-            _add(writer, document, followed)
+    while part := list(islice(documents, DOCUMENTS_AT_ONCE)):
+        rows = defaultdict[tuple[str, int, tuple[int, ...]], list[list[Any]]](list)
+        for document in part:
+            if (topic := document.get_first("_topic")) is None:
+                _add_reserved(writer, document)
+            elif topic == PARKED_TOPIC:
+                _add_parked(writer, document, followed)
+            elif (relation := document["_relation"][0]) in followed.rules:
+                image = _image(document, followed.changes.get(relation))
+                place = (json.loads(bytes(document["_key"][0])), document["_position"][0], document["_ordinal"][0])
+                rows[topic, relation, tuple(image)].append([*place, *image.values()])
+        for (topic, relation, numbers), own in rows.items():
+            columns = followed.rules[relation].columns
+            documents_of_table = RowDocuments(topic, relation, {n: columns.get(n, _UNNAMED) for n in numbers})
+            _add_rows(writer, documents_of_table, numbers, own)
 
 
 def _documents(searcher: tantivy.Searcher) -> Iterator[tantivy.Document]:
@@ -176,25 +193,32 @@ def _documents(searcher: tantivy.Searcher) -> Iterator[tantivy.Document]:
     return (searcher.doc(address) for _, address in hits)
 
 
-def _add(writer: tantivy.IndexWriter, document: tantivy.Document, followed: FollowedRules) -> None:
-    topic, stored = document["_topic"][0], bytes(document["_image"][0])
-    if topic == PARKED_TOPIC:
-        row = DeadLetterEntry.from_json(json.loads(stored)).row
-        change = followed.changes.get(row.relation)
-        writer.add_document(parked_document(row if change is None else row.with_images(change.parked_image)))
-        return
-    relation, image = document["_relation"][0], decode_image(stored)
-    change = followed.changes.get(relation)
-    if relation in followed.rules:
-        indexed = IndexedRow(
-            topic,
-            relation,
-            json.loads(bytes(document["_key"][0])),
-            document["_position"][0],
-            document["_ordinal"][0],
-            image if change is None else change.image(image),
-        )
-        writer.add_document(row_document(indexed, followed.rules[relation]))
+def _image(document: tantivy.Document, change: RuleChange | None) -> Image:
+    image = decode_image(bytes(document["_image"][0]))
+    return image if change is None else change.image(image)
+
+
+def _add_reserved(writer: tantivy.IndexWriter, document: tantivy.Document) -> None:
+    identity = document["_id"][0]
+    if identity not in {PUBLISHED_ID, RULES_ID}:
+        writer.add_document(reserved_document(identity, bytes(document["_image"][0]).decode()))
+
+
+def _add_parked(writer: tantivy.IndexWriter, document: tantivy.Document, followed: FollowedRules) -> None:
+    row = DeadLetterEntry.from_json(json.loads(bytes(document["_image"][0]))).row
+    change = followed.changes.get(row.relation)
+    writer.add_document(parked_document(row if change is None else row.with_images(change.parked_image)))
+
+
+def _add_rows(
+    writer: tantivy.IndexWriter, documents: RowDocuments, numbers: Sequence[int], rows: Sequence[Sequence[Any]]
+) -> None:
+    """Add documents of one table. rows: key, position and ordinal, then the texts of the columns with these ids."""
+    schema = rows_schema(numbers)
+    table = pa.table(dict(zip(schema.names, zip(*rows, strict=True), strict=True)), schema)
+    for part in row_parts(table):
+        for _, text in documents.of(part):
+            writer.add_json(text)
 
 
 def _stopped(table: TableRecord, error: TargetRulesChanged, sink: str) -> TableRecord:

@@ -27,12 +27,9 @@ from cdc.stores.search_server.index_mapping import DocumentColumn
 from cdc.stores.search_server.index_names import are_ids, document_key
 from cdc.target_names import DELETED_COLUMN, POSITION_COLUMN
 from pipelines.sinks.search.document_shape import DocumentShape
+from pipelines.sinks.search.row_documents import row_parts
 from pipelines.sinks.search_server.bulk_writer import Line
 
-ROWS_AT_ONCE: Final = 4_096
-"""Maximum rows whose lines are built together."""
-BYTES_AT_ONCE: Final = 64 << 20
-"""Maximum bytes of such rows, unless one row is larger; an Arrow array of text contains at most 2 GiB."""
 _ID: Final = ValueType(ValueKind.EXACT)
 _JSON: Final = ValueType(ValueKind.JSON)
 _VERSION_TYPE: Final = ',"version_type":"external_gte"}}\n'
@@ -56,8 +53,7 @@ def document_lines(rows: pa.Table, table: TableIndex, completed: Mapping[int, st
     completed: number of each partial image → JSON of its document; None for a row that is left out.
     """
     start = 0
-    while start < rows.num_rows:
-        part = _first_rows(rows, start)
+    for part in row_parts(rows):
         numbers = range(start, start + part.num_rows)
         partial = {number: completed[number] for number in numbers if number in completed} if completed else {}
         for number, content in zip(numbers, _contents(part, table), strict=True):
@@ -67,13 +63,6 @@ def document_lines(rows: pa.Table, table: TableIndex, completed: Mapping[int, st
                 # the first of the two lines is that of a complete image
                 yield Line(number, content[: content.index(b"\n") + 1] + f"{source}\n".encode())
         start += part.num_rows
-
-
-def _first_rows(rows: pa.Table, start: int) -> pa.Table:
-    size = ROWS_AT_ONCE
-    while size > 1 and rows.slice(start, size).nbytes > BYTES_AT_ONCE:
-        size //= 2
-    return rows.slice(start, size).combine_chunks()
 
 
 def _contents(rows: pa.Table, table: TableIndex) -> list[bytes]:

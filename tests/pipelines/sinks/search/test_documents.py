@@ -14,7 +14,6 @@ from cdc.stores.published_record import Published, TableRecord
 from cdc.stores.search_index_reader import DocumentRules, layout, parked_rows, stored_rules
 from pipelines.sinks.search.document_shape import DocumentShapes
 from pipelines.sinks.search.documents import (
-    ROWS_AT_ONCE,
     DeadLetterDocuments,
     divide_rows,
     masked_upserts,
@@ -23,6 +22,7 @@ from pipelines.sinks.search.documents import (
     rules_of_shape,
     rules_text,
 )
+from pipelines.sinks.search.row_documents import ROWS_AT_ONCE
 from tests.contracts.folded import ORDERS, folded, gone, put
 
 SCHEMA = pa.schema({"key": pa.list_(pa.string()), "after": pa.map_(pa.int32(), pa.string())})

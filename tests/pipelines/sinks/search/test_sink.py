@@ -21,6 +21,7 @@ from cdc.table import Column, ReplicaIdentity, TableSchema, TableState
 from pipelines.sinks.contract import Published, TableBatch, TableRecord
 from pipelines.sinks.search.document_shape import DocumentShapes
 from pipelines.sinks.search.documents import replace_reserved
+from pipelines.sinks.search.row_documents import ROWS_AT_ONCE
 from pipelines.sinks.search.sink import SearchSink
 from tests.fixtures import forked
 
@@ -142,6 +143,16 @@ def test_an_update_replaces_and_a_delete_removes(sink: SearchSink, path: Path) -
     publish(sink, batch(10, 20, upsert({**BLUE, 2: "navy cup"}, 11), delete("2", 12)))
     assert names(path) == {"1": "navy cup"}
     assert found(path, "mug") == set()
+
+
+def test_rows_of_several_parts_are_replaced_and_removed(sink: SearchSink, path: Path) -> None:
+    count = ROWS_AT_ONCE + 2
+    for number, name in enumerate(("first", "second")):
+        rows = [upsert({1: str(n), 2: f"{name} {n}", 3: None}, 10 * number + 5) for n in range(count)]
+        publish(sink, batch(10 * number, 10 * number + 10, *rows))
+        assert names(path) == {str(n): f"{name} {n}" for n in range(count)}
+    publish(sink, batch(20, 30, *(delete(str(n), 25) for n in range(1, count))))
+    assert names(path) == {"0": "second 0"}
 
 
 def test_a_batch_that_comes_again_changes_nothing(sink: SearchSink, path: Path) -> None:

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from cdc.stores.search_server.index_mapping import document_columns
 from cdc.stores.search_server.index_names import document_key
 from pipelines.sinks.search.document_shape import DocumentShapes
+from pipelines.sinks.search.row_documents import ROWS_AT_ONCE
 from pipelines.sinks.search_server.bulk_writer import Line
-from pipelines.sinks.search_server.document_lines import ROWS_AT_ONCE, TableIndex, document_lines
+from pipelines.sinks.search_server.document_lines import TableIndex, document_lines
 from tests.contracts.folded import ITEM, ORDERS, Row, column, folded, gone, part, put
 
 TEXTS = st.text(st.one_of(st.characters(codec="utf-8"), st.sampled_from('"\\\n\r\t\x00\x07\x1f\x7f')), max_size=8)
