@@ -46,6 +46,7 @@ def test_an_error_of_the_query_is_an_answer_too(lake: OneTableLake) -> None:
     assert found.keys() == {"error", "message", "remedy"}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of memory")
 def test_rows_that_need_too_much_memory_are_an_error(lake: OneTableLake) -> None:
     many = "select repeat('x', 5000) from (select unnest(range(0, 150000)))"
