@@ -17,8 +17,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
 from cdc.errors import CdcError, ChildFailed, QueryStopped, all_error_classes
-from cdc.service.child_process import kill_group
-from cdc.service.warm_process import ForkedProcess, WarmProcess
+from cdc.service.warm_process import ForkedProcess, WarmProcess, kill_child
 
 if TYPE_CHECKING:
     from cdc.config import DeltaSinkDefinition
@@ -45,10 +44,7 @@ class RunningQuery:
 
     def close(self) -> None:
         """Kill the process if it still runs."""
-        if isinstance(self._process, ForkedProcess):
-            self._process.kill_group()
-        else:
-            kill_group(self._process)
+        kill_child(self._process)
         self._process.wait()
         self._stdout.close()
 
@@ -106,7 +102,7 @@ class QueryProcesses:
         """End all query processes; none may be started later."""
         with self._lock:
             if self._warm is not None:
-                self._warm.__exit__(None, None, None)
+                self._warm.close()
                 self._warm = None
 
     def _start_process(self, stdin: int) -> subprocess.Popen[bytes] | ForkedProcess:

@@ -31,10 +31,10 @@ from types import FrameType
 from typing import IO, Final
 
 from cdc.errors import ChildFailed, ExitCode
-from cdc.service.child_process import die_with_parent, kill_group
+from cdc.service.child_process import die_with_parent
 from cdc.service.pipeline_children import Child
 from cdc.service.restart_policy import RestartPolicy, Triggers
-from cdc.service.warm_process import ForkedProcess, WarmProcess
+from cdc.service.warm_process import ForkedProcess, WarmProcess, kill_child
 
 POLL: Final = 0.05
 """Seconds between two checks of a child that is ending."""
@@ -211,10 +211,10 @@ class Supervisor:
             if child.process.poll() is None:
                 why = "a second signal arrived" if forced else "it did not end in time"
                 self._print(child.spec.name, f"killed the process, because {why}")
-                _kill_group(child.process)
+                kill_child(child.process)
             child.process.wait()
             # grandchildren (a JVM, workers) are in the group
-            _kill_group(child.process)
+            kill_child(child.process)
             _join_output_thread(child)
         return forced
 
@@ -246,10 +246,3 @@ def _join_output_thread(child: _ChildState) -> None:
     if child.reader is not None:
         # a grandchild may keep the pipe open, so do not wait for its end
         child.reader.join(timeout=1.0)
-
-
-def _kill_group(process: subprocess.Popen[bytes] | ForkedProcess) -> None:
-    if isinstance(process, ForkedProcess):
-        process.kill_group()
-    else:
-        kill_group(process)

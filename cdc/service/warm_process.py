@@ -53,7 +53,7 @@ from typing import IO, Final, Self, TextIO
 from setproctitle import setproctitle
 
 from cdc.errors import ExitCode
-from cdc.service.child_process import die_with_parent
+from cdc.service.child_process import die_with_parent, kill_group
 
 ONE_THREAD: Final[Mapping[str, str]] = {
     "OPENBLAS_NUM_THREADS": "1",
@@ -156,6 +156,14 @@ class ForkedProcess:
             self._pidfd = None
 
 
+def kill_child(process: subprocess.Popen[bytes] | ForkedProcess) -> None:
+    """Kill a forked child, or a child that was started as a program, with all processes in its group."""
+    if isinstance(process, ForkedProcess):
+        process.kill_group()
+    else:
+        kill_group(process)
+
+
 class WarmProcess:
     """Owner of the warm process, which starts it at once, and again when a child is wanted after it has died.
 
@@ -173,6 +181,10 @@ class WarmProcess:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the warm process, and with it its children."""
         self._control.close()
         self._process.kill()
         self._process.wait()
