@@ -1006,6 +1006,11 @@ def all_error_classes() -> tuple[type[CdcError], ...]:
     return tuple(dict.fromkeys(classes))
 
 
+def error_of_code(code: str, message: str, *, remedy: str | None = None) -> CdcError:
+    """Return the error with a code that another process reported."""
+    return next(kind for kind in all_error_classes() if kind.code == code)(message, remedy=remedy)
+
+
 def complete_remedy(remedy: str, *, sink: str | None = None, topic: str | None = None, file: str | None = None) -> str:
     """Return the remedy with the placeholders SINK, TABLE and FILE replaced; a placeholder without a value stays."""
     return COMMAND.sub(lambda match: f"'{_with_definition(_with_names(match[1], sink, topic), file)}'", remedy)

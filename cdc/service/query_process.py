@@ -51,7 +51,7 @@ def _main() -> None:
     try:
         line = _answer()
     except CdcError as error:
-        line = json.dumps({"error": type(error).__name__, "message": error.message, "remedy": error.fix})
+        line = json.dumps({"error": error.to_json()})
     print(f"\n{line}", flush=True)  # noqa: T201 - the output is the answer
 
 

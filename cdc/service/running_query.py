@@ -16,7 +16,7 @@ from tempfile import TemporaryFile
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
-from cdc.errors import CdcError, ChildFailed, QueryStopped, all_error_classes
+from cdc.errors import ChildFailed, QueryStopped, error_of_code
 from cdc.service.warm_process import ForkedProcess, WarmProcess, kill_child
 
 if TYPE_CHECKING:
@@ -77,8 +77,8 @@ class RunningQuery:
 
     def _parsed(self) -> dict[str, Any]:
         parsed = json.loads(self._output.rstrip().rpartition(b"\n")[2])
-        if "error" in parsed:
-            raise _error_class(parsed["error"])(parsed["message"], remedy=parsed["remedy"])
+        if (error := parsed.get("error")) is not None:
+            raise error_of_code(error["code"], error["message"], remedy=error["suggestion"])
         answer: dict[str, Any] = parsed["answer"]
         return answer
 
@@ -114,7 +114,3 @@ class QueryProcesses:
             if self._warm is None:
                 self._warm = WarmProcess(_IMPORTS)
             return self._warm.fork(_COMMAND, _IMPORTS, stdin)
-
-
-def _error_class(name: str) -> type[CdcError]:
-    return next((known for known in all_error_classes() if known.__name__ == name), CdcError)

@@ -21,7 +21,7 @@ from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 import cdc
 import pipelines
-from cdc.errors import CdcError, LogCorrupt, all_error_classes
+from cdc.errors import CdcError, LogCorrupt, error_of_code
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -91,8 +91,3 @@ def raising_task_errors() -> Iterator[None]:
         if found is None:
             raise
         raise error_of_code(found[1], found[2]) from exc
-
-
-def error_of_code(code: str, message: str) -> CdcError:
-    """Return the error with a code that a task reported."""
-    return next(kind for kind in all_error_classes() if kind.code == code)(message)

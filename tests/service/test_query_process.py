@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from cdc.errors import QueryFailed, QueryStopped
 from cdc.stores.table_query import QueryRequest
 from tests.fixtures.one_table_lake import OneTableLake
 
@@ -42,8 +43,8 @@ def test_the_last_line_of_the_output_is_the_answer(lake: OneTableLake) -> None:
 def test_an_error_of_the_query_is_an_answer_too(lake: OneTableLake) -> None:
     found = run(lake, QueryRequest(sql="select 1 / 0 from orders"))
 
-    assert found["error"] == "QueryFailed"
-    assert found.keys() == {"error", "message", "remedy"}
+    assert found["error"]["code"] == QueryFailed.code
+    assert found["error"].keys() == {"code", "message", "suggestion"}
 
 
 @pytest.mark.slow
@@ -52,5 +53,5 @@ def test_rows_that_need_too_much_memory_are_an_error(lake: OneTableLake) -> None
     many = "select repeat('x', 5000) from (select unnest(range(0, 150000)))"
     found = run(lake, QueryRequest(sql=many, limit=150_000))
 
-    assert found["error"] == "QueryStopped"
-    assert found["message"] == "the query needs more than 1,073,741,824 bytes of memory"
+    assert found["error"]["code"] == QueryStopped.code
+    assert found["error"]["message"] == "the query needs more than 1,073,741,824 bytes of memory"

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from cdc.config.search_server import SearchServer
-from cdc.errors import CdcError
+from cdc.errors import CdcError, error_of_code
 from cdc.stores.search_server.client import SearchClient
 from pipelines.folding.spark_fold import collect_parts
-from pipelines.runtime.executor_code import error_of_code, forwarding_errors, raising_task_errors
+from pipelines.runtime.executor_code import forwarding_errors, raising_task_errors
 from pipelines.sinks.record_after_batch import missing_base
 from pipelines.sinks.search_server.bulk_writer import Line
 from pipelines.sinks.search_server.document_lines import TableIndex
