@@ -11,6 +11,7 @@ import os
 import sys
 import traceback
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -80,6 +81,16 @@ class Envelope:
 
     def __str__(self) -> str:
         return json_text(asdict(self))
+
+
+def last_envelope(output: str) -> dict[str, Any] | None:
+    """Return the last envelope in the output of a command, as JSON values; None if there is none."""
+    for text in reversed(output.splitlines()):
+        with suppress(ValueError):
+            found = encoder.loads(text)
+            if isinstance(found, dict) and "ok" in found and "summary" in found:
+                return found
+    return None
 
 
 def emit(command: str, *, json: bool, summary: str, result: Any = None, ok: bool = True) -> None:

@@ -12,12 +12,10 @@ survives its parent keeps the lease of a replay; until it ends, another one is r
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from threading import Event, Thread
 from typing import Final, Self
@@ -25,6 +23,7 @@ from typing import Final, Self
 import structlog
 
 from cdc.back_off import BackOff
+from cdc.command_output import last_envelope
 from cdc.config import Definition, SearchSinkDefinition
 from cdc.config.sinks import IndexChanges
 from cdc.errors import CdcError, IndexMappingConflict
@@ -96,6 +95,7 @@ class IndexRebuilds:
             self._failures.pop(sink, None)
             log.info("searches use the new indexes", sink=sink, tables=list(topics))
             return
+        envelope = last_envelope(output) or {}
         attempts = self._failures.get(sink, (0, 0.0))[0] + 1
         pause = PAUSES.seconds(attempts)
         self._failures[sink] = (attempts, time.monotonic() + pause)
@@ -104,7 +104,7 @@ class IndexRebuilds:
             sink=sink,
             tables=list(topics),
             status=child.returncode,
-            reason=_message(output),
+            reason=(envelope.get("error") or {}).get("message") or envelope.get("summary"),
             seconds=round(pause),
         )
 
@@ -131,11 +131,3 @@ def tables_to_rebuild(record: Published | None) -> list[str]:
 
 def _rebuilds(sink: SearchSinkDefinition) -> bool:
     return sink.schema_changes is IndexChanges.REBUILD
-
-
-def _message(output: str) -> str | None:
-    """Return the message in the JSON envelope that a command printed; None if there is none."""
-    with suppress(ValueError, TypeError, KeyError, IndexError):
-        envelope = json.loads(output.strip().splitlines()[-1])
-        return str((envelope["error"] or {}).get("message") or envelope["summary"])
-    return None

@@ -14,7 +14,7 @@ from tempfile import TemporaryFile
 
 import pytest
 
-from cdc.command_output import LineMark, aligned, echo, echo_source, emit, error_to_report, fail, line
+from cdc.command_output import LineMark, aligned, echo, echo_source, emit, error_to_report, fail, last_envelope, line
 from cdc.errors import CdcError, ConfigIssue, FileUnusable, InvalidDefinition, SourceUnreachable
 from tests.fixtures import forked
 from tests.fixtures.waiting import PATIENCE
@@ -77,6 +77,15 @@ def test_an_envelope_is_one_line_of_json(capsys: pytest.CaptureFixture[str]) -> 
         "result": {"tables": ["ü"]},
         "error": None,
     }
+
+
+def test_the_last_envelope_is_found_between_other_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    emit("demo", json=True, summary="first")
+    emit("demo", json=True, summary="done", result={"tables": ["ü"]})
+    printed = capsys.readouterr().out
+
+    assert last_envelope(f"a warning\n{printed}{{}}\n[1]\nthe end\n") == json.loads(printed.splitlines()[1])
+    assert last_envelope("a warning\n[1]\n") is None
 
 
 def test_an_error_is_said_with_its_code_and_remedy(capsys: pytest.CaptureFixture[str]) -> None:

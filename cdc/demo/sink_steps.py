@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -113,11 +112,12 @@ class StepSequence:
             ended = subprocess.run(
                 line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, timeout=STEP_SECONDS, check=False
             )
+        # with --json a command prints its error on standard output
+        printed = envelope(ended.stdout)
         if ended.returncode:
-            # with --json a command prints its error on standard output
-            reason = (envelope(ended.stdout).get("error") or {}).get("message") or last_line(output)
+            reason = (printed.get("error") or {}).get("message") or last_line(output)
             raise ChildFailed(f"{' '.join(line[2:5])} ended with status {ended.returncode}: {reason}")
-        result: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])["result"]
+        result: dict[str, Any] = printed["result"]
         return result
 
 

@@ -6,7 +6,6 @@ those in the source.
 
 from __future__ import annotations
 
-import json
 import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from cdc.command_output import last_envelope
 from cdc.demo.processes import last_line, pipelines_command
 from cdc.demo.shop_workload import script
 from cdc.demo.workspace import Workspace
@@ -137,12 +137,5 @@ def _quoted(name: str) -> str:
 
 
 def envelope(printed: bytes) -> dict[str, Any]:
-    """Return the last JSON object that a command printed on a line; an empty one if there is none."""
-    for line in reversed(printed.decode(errors="replace").splitlines()):
-        try:
-            found = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(found, dict):
-            return found
-    return {}
+    """Return the last envelope that a command printed; an empty one if there is none."""
+    return last_envelope(printed.decode(errors="replace")) or {}

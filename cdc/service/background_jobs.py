@@ -6,12 +6,10 @@ stores its status in the same form.
 
 from __future__ import annotations
 
-import json
 import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Event, Lock, Thread
@@ -21,6 +19,7 @@ import structlog
 
 from cdc.catalog import Catalog, Command, CommandState
 from cdc.catalog.commands import JOB_LEASE, REPLAY, VERIFY
+from cdc.command_output import last_envelope
 from cdc.errors import CdcError, ChildFailed, StateConflict, VerifyMismatch
 from cdc.service.child_process import die_with_parent, kill_group
 from cdc.verify_and_replay_options import Against, VerifyMode
@@ -140,7 +139,7 @@ class BackgroundJobs:
                 self._child = child
                 printed = child.communicate()[0]
                 kill_group(child)
-            outcome = _envelope(printed) or _failed_outcome(
+            outcome = last_envelope(printed) or _failed_outcome(
                 f"the child process of the job ended with exit status {child.returncode} without a result"
             )
         except OSError as error:
@@ -171,16 +170,6 @@ def outcome_fields(command: Command) -> dict[str, Any]:
         "posted_at": command.posted_at.isoformat(),
         "finished_at": None if command.finished_at is None else command.finished_at.isoformat(),
     }
-
-
-def _envelope(printed: str) -> dict[str, Any] | None:
-    """Return the last JSON object with `ok` and `summary` in the output of a child process; None if there is none."""
-    for line in reversed(printed.splitlines()):
-        with suppress(ValueError):
-            found = json.loads(line)
-            if isinstance(found, dict) and "ok" in found and "summary" in found:
-                return found
-    return None
 
 
 def _failed_outcome(why: str, remedy: str = "read the log of the server and try again") -> dict[str, Any]:
