@@ -10,7 +10,6 @@ import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
@@ -23,14 +22,15 @@ from cdc.demo.pipeline_observer import SEARCH
 from cdc.demo.terminal import Terminal
 from cdc.errors import CdcError, InvalidDefinition
 from cdc.stores.search_server.client import SearchClient
+from cdc.stores.search_server.index_inventory import drop_index
 
 ENGINE: Final = "opensearch"
 PASSWORD_VARIABLE: Final = "OPENSEARCH_PASSWORD"  # noqa: S105 - the name of a variable
 """Environment variable with the password of a user whose password the URL does not contain."""
 PASSWORD_FILE: Final = "search-password"  # noqa: S105 - the name of a file
 """File in the demo's folder with the password that the URL contains."""
-CLEANUP_SECONDS: Final = 5.0
-"""Seconds for which a request of the clean-up is sent again, if the cluster does not answer."""
+RETRY_SECONDS: Final = 5.0
+"""Seconds for which a request of the demo itself is sent again, if the cluster does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,15 +100,15 @@ class SearchCluster:
 
     def check(self) -> None:
         """Raise the error of the connection if the cluster does not answer, refuses the login, or is unsupported."""
-        with SearchClient(self.sink().access, ENGINE, retry_for=CLEANUP_SECONDS) as client:
+        with SearchClient(self.sink().access, ENGINE, retry_for=RETRY_SECONDS) as client:
             client.check()
 
     def remove(self) -> list[str]:
         """Remove all indexes of the demo, and return their names."""
-        with SearchClient(self.sink().access, ENGINE, retry_for=CLEANUP_SECONDS) as client:
+        with SearchClient(self.sink().access, ENGINE, retry_for=RETRY_SECONDS) as client:
             names = sorted(client.ask("GET", f"/{self.prefix}*?expand_wildcards=all").body)
             for name in names:
-                client.ask("DELETE", f"/{name}", allowed=(HTTPStatus.NOT_FOUND,))
+                drop_index(client, name)
         return names
 
     def _server(self, password: Any) -> dict[str, Any]:

@@ -7,14 +7,14 @@ and no replay builds it. An index of another sink or program is never listed, so
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from http import HTTPStatus
 from typing import Any, Final
 
 from cdc.errors import ConfigError, SinkOfAnotherLog, SinkUnavailable
-from cdc.stores.published_record import TableRecord
+from cdc.stores.published_record import Published, TableRecord
 from cdc.stores.search_server.client import SearchClient
 from cdc.stores.search_server.index_mapping import META, UNUSED_SINCE, owner_of
 from cdc.stores.search_server.index_names import number_of, write_alias
@@ -52,6 +52,33 @@ class ListedIndex:
         return asdict(self)
 
 
+@dataclass(frozen=True, slots=True)
+class SinkIndex:
+    """An index that a sink created."""
+
+    name: str
+    topic: str
+    relation: int
+    number: int
+    rules: str
+    """Fingerprint of the rules under which its documents were written."""
+
+
+def indexes_of_sink(client: SearchClient, sink: str, log_id: str) -> list[SinkIndex]:
+    """Return all indexes that a sink created from a log, sorted by name."""
+    found = []
+    for name, index in _own_indexes(client, sink, log_id):
+        meta = _meta(index)
+        found.append(SinkIndex(name, meta["topic"], meta["relation"], number_of(name), meta["rules"]))
+    return found
+
+
+def unused(indexes: Iterable[SinkIndex], record: Published) -> list[SinkIndex]:
+    """Return the indexes that the published record does not name: earlier ones, and those of removed tables."""
+    named = {table.target for table in record.tables.values()}
+    return [index for index in indexes if index.name not in named]
+
+
 def list_indexes(client: SearchClient, sink: str, log_id: str, *, replaying: bool) -> list[ListedIndex]:
     """Return the indexes that a sink created, sorted by name. replaying: whether a replay of the sink is running.
 
@@ -71,16 +98,14 @@ def list_indexes(client: SearchClient, sink: str, log_id: str, *, replaying: boo
     found = state.published()
     tables = {} if found is None else found[0].record.tables
     sizes = client.ask("GET", f"/{client.index_prefix}*/_stats/docs,store?{_ALL}").body["indices"]
-    indexes = client.ask("GET", f"/{client.index_prefix}*?{_ALL}").body
     return [
         _listed(name, index, sizes.get(name, {}), _use(name, index, tables, replaying=replaying))
-        for name, index in sorted(indexes.items())
-        if owner_of(index["mappings"]) == (log_id, sink)
+        for name, index in _own_indexes(client, sink, log_id)
     ]
 
 
 def drop_index(client: SearchClient, index: str) -> bool:
-    """Delete an index that `list_indexes` found unused; return False if somebody else has deleted it meanwhile."""
+    """Delete an index; return False if it does not exist, because somebody else has deleted it meanwhile."""
     return client.ask("DELETE", f"/{index}", allowed=(HTTPStatus.NOT_FOUND,)).status != HTTPStatus.NOT_FOUND
 
 
@@ -108,7 +133,7 @@ def select_unused(indexes: Collection[ListedIndex], names: Collection[str], befo
 def _use(name: str, index: Mapping[str, Any], tables: Mapping[int, TableRecord], *, replaying: bool) -> IndexUse:
     if set(index["aliases"]) - {write_alias(name)} or name in {table.target for table in tables.values()}:
         return IndexUse.IN_USE
-    meta = index["mappings"]["_meta"][META]
+    meta = _meta(index)
     published = tables.get(meta["relation"])
     if published is not None and published.target:
         is_new = replaying and number_of(name) > number_of(published.target)
@@ -119,7 +144,7 @@ def _use(name: str, index: Mapping[str, Any], tables: Mapping[int, TableRecord],
 
 
 def _listed(name: str, index: Mapping[str, Any], sizes: Mapping[str, Any], use: IndexUse) -> ListedIndex:
-    meta = index["mappings"]["_meta"][META]
+    meta = _meta(index)
     created = int(index["settings"]["index"]["creation_date"]) / 1000
     return ListedIndex(
         name,
@@ -129,6 +154,18 @@ def _listed(name: str, index: Mapping[str, Any], sizes: Mapping[str, Any], use: 
         use,
         float(meta.get(UNUSED_SINCE, created)) if use is IndexUse.UNUSED else None,
     )
+
+
+def _own_indexes(client: SearchClient, sink: str, log_id: str) -> list[tuple[str, dict[str, Any]]]:
+    """Return (name, description) for each index that a sink created from a log, sorted by name."""
+    indexes = client.ask("GET", f"/{client.index_prefix}*?{_ALL}").body
+    return [(name, index) for name, index in sorted(indexes.items()) if owner_of(index["mappings"]) == (log_id, sink)]
+
+
+def _meta(index: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the sink recorded in the mapping of its index."""
+    meta: dict[str, Any] = index["mappings"]["_meta"][META]
+    return meta
 
 
 def _exists(client: SearchClient, index: str) -> bool:

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from http import HTTPStatus
 
 from cdc.config import SearchSinkDefinition
 from cdc.config.sinks import search_fingerprint
 from cdc.failpoint import hit
 from cdc.stores.published_record import Published, TableRecord
 from cdc.stores.search_server.client import SearchClient
+from cdc.stores.search_server.index_inventory import drop_index, indexes_of_sink, unused
 from cdc.stores.search_server.index_names import number_of
-from cdc.stores.search_server.sink_state import SinkState, indexes_of_sink, published_indexes, unused
+from cdc.stores.search_server.sink_state import SinkState, published_indexes
 from cdc.table import TableSchema
 from pipelines.sinks.search_server.sink import SearchServerSink, staged_name
 
@@ -45,7 +45,7 @@ class StagedSearchServer:
             for index in indexes_of_sink(client, sink, SinkState(client, sink).owner() or ""):
                 # a running driver may have created the first index of a table that is not published yet
                 if index.relation in published and index.number > number_of(published[index.relation]):
-                    client.ask("DELETE", f"/{index.name}", allowed=(HTTPStatus.NOT_FOUND,))
+                    drop_index(client, index.name)
             SinkState(client, staged_name(sink)).remove()
 
     def open_published(self, log_id: str) -> Published | None:
@@ -70,7 +70,7 @@ class StagedSearchServer:
         with SearchClient(sink.access, sink.engine) as client:
             for index in unused(indexes_of_sink(client, sink.name, self._log_id), published):
                 if index.rules != search_fingerprint(index.topic, sink, sink.rules):
-                    client.ask("DELETE", f"/{index.name}", allowed=(HTTPStatus.NOT_FOUND,))
+                    drop_index(client, index.name)
                     self.erased[index.name] = 1
             SinkState(client, staged_name(sink.name)).remove()
         return published

@@ -7,14 +7,19 @@ from dataclasses import replace
 
 import pytest
 
+from cdc.config.sinks import search_fingerprint
 from cdc.errors import ConfigError, SinkOfAnotherLog, SinkUnavailable
+from cdc.stores.published_record import Published, TableRecord, TargetState
 from cdc.stores.search_server.client import SearchClient
 from cdc.stores.search_server.index_inventory import (
     IndexUse,
     ListedIndex,
+    SinkIndex,
     drop_index,
+    indexes_of_sink,
     list_indexes,
     select_unused,
+    unused,
 )
 from pipelines.sinks.search_server.staged_indexes import StagedSearchServer
 from tests.contracts.folded import ORDERS, batch, put
@@ -126,3 +131,32 @@ def test_an_index_is_deleted_once(find):
     name = Index(find).name
     with SearchClient(find.access, "opensearch") as client:
         assert [drop_index(client, name), drop_index(client, name)] == [True, False]
+
+
+def test_only_the_indexes_of_the_sink_are_found(opensearch):
+    find, other = (
+        search_sink(opensearch),
+        search_sink(opensearch, {"name": "other"}, index=f"{opensearch.prefix}o-{{table}}"),
+    )
+    record = merge(opened(find), batch([put(1, "a", 10)], 0, 20))
+    merge(opened(other), batch([put(1, "a", 10)], 0, 20))
+    with SearchClient(find.access, "opensearch") as client:
+        found = [index for index in indexes_of_sink(client, "find", LOG) if index.name.startswith(opensearch.prefix)]
+
+    assert found == [
+        SinkIndex(record.target, "shop.orders", record.relation, 1, search_fingerprint("shop.orders", find, ()))
+    ]
+
+
+def test_an_index_is_unused_if_the_published_record_does_not_name_it():
+    indexes = [SinkIndex(f"orders.r1.{number}", "shop.orders", 1, number, "") for number in (1, 2, 3)]
+    table = TableRecord(
+        relation=1,
+        topic="shop.orders",
+        target="orders.r1.2",
+        position=1,
+        version=None,
+        state=TargetState.STREAMING.value,
+    )
+
+    assert [index.number for index in unused(indexes, Published(1, 0, {1: table}))] == [1, 3]
