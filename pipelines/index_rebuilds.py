@@ -1,9 +1,9 @@
 """Index rebuilds: builds a new index of each table that stopped because its mapping cannot take a change.
 
-A search sink with `schema_changes: rebuild` has this done by its apply process. A thread reads the published record of
-the sink. For the tables that stopped with CDC-3035 it starts `python -m pipelines replay SINK --tables TABLE` as a
-child process: the new index is built from the log next to the old one, without the source, and searches use the old
-index until the alias moves. The apply process closes the sink only for the last step, as for every replay.
+The apply process does this for search sinks with `schema_changes: rebuild`. A thread reads the published record of such
+a sink. For the tables that stopped with CDC-3035 it starts `python -m pipelines replay SINK --tables TABLE` as a child
+process: the new index is built from the log next to the old one, without the source, and searches use the old index
+until the alias moves. The apply process closes the sink only for the last step, as for every replay.
 
 Nothing has to be remembered across a crash. A table whose rebuild was interrupted is still stopped in the published
 record, so the next apply process begins again, and that replay removes what the interrupted one left. A child that

@@ -65,7 +65,7 @@ def document_id(relation: int, key: Sequence[str | None]) -> str:
 
 
 def id_of_key(relation: int, key: str) -> str:
-    """Do the same as `document_id` for the result of `key_json`."""
+    """Return the `_id` of the document that stores a row. key: the key of the row, as `key_json` returns it."""
     term = f"{relation}\0{key}"
     if len(term.encode()) <= TERM_BYTES:
         return term
