@@ -73,6 +73,7 @@ pytest_plugins = [
     "tests.fixtures.opensearch",
     "tests.fixtures.postgres",
     "tests.fixtures.pipeline",
+    "tests.fixtures.process_logging",
     "tests.fixtures.s3",
     "tests.fixtures.search_stores",
     "tests.fixtures.spark",

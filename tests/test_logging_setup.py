@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Iterator
 
 import httpx
 import pytest
@@ -13,16 +11,7 @@ import structlog
 from cdc.logging_setup import LogFormat, configure
 from tests.fixtures.http_relay import Answer, HttpRelay
 
-
-@pytest.fixture(autouse=True)
-def _restored() -> Iterator[None]:
-    """The logging of the test session as it was."""
-    root, before = logging.getLogger(), structlog.get_config()
-    handlers, level = root.handlers[:], root.level
-    yield
-    structlog.configure(**before)
-    root.handlers[:] = handlers
-    root.setLevel(level)
+pytestmark = pytest.mark.usefixtures("restored_logging")
 
 
 def test_remedies_have_definition_sink_and_table_in_place_of_words_for_them(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -101,19 +100,15 @@ def test_an_attempt_that_is_repeated_is_signed_again(opensearch: SharedOpenSearc
     assert (len(check.keys), check.refused) == (3, [])
 
 
-@pytest.mark.usefixtures("credentials")
+@pytest.mark.usefixtures("credentials", "restored_logging")
 def test_a_refused_signature_is_an_error_without_secrets_in_it_or_in_the_log(
     opensearch: SharedOpenSearch, opensearch_relay: HttpRelay, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
     configure(LogFormat.JSON, "DEBUG")
     opensearch_relay.check = SignatureCheck({"AKID": "another secret"}, REGION)
     find = signed_sink(opensearch, opensearch_relay)
     with SearchClient(find.access, "opensearch") as client, pytest.raises(SearchServerDenied) as denied:
         client.check()
-    root.handlers[:] = handlers
-    root.setLevel(level)
     shown = f"{denied.value.message}{denied.value.fix}{find!r}{find.model_dump_json()}{capsys.readouterr()}"
 
     assert "signature we calculated does not match" in denied.value.message
