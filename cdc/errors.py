@@ -91,9 +91,21 @@
     │   ├── FileUnusable            exit 3: a file or directory that cannot be read or written
     │   ├── RequestLimitExceeded    exit 2: a request is too large or too slow, or too many are open
     │   └── ServiceUnprotected      exit 2: the API would be open to the network without a token
-    └── CheckFailed           CDC-6xxx  exit 4   a check found a problem
-        ├── VerifyMismatch
-        └── LogDamaged
+    ├── CheckFailed           CDC-6xxx  exit 4   a check found a problem
+    │   ├── VerifyMismatch
+    │   └── LogDamaged
+    └── DeliveryError         CDC-7xxx           a delivery or its destination
+        ├── DestinationUnavailable  retried
+        ├── DestinationDenied       exit 3, retried: wrong credentials or too few privileges
+        ├── DestinationNotTrusted   exit 3, retried: the certificate of a destination is not trusted
+        ├── TopicMissing            retried: a topic, queue or stream does not exist and may not be created
+        ├── EventTooLarge           quarantine
+        ├── EventRefused            quarantine
+        ├── EventNotEncodable       quarantine: a change has no representation in the format of the delivery
+        ├── DeliveryFenced          another process sends the same delivery
+        ├── DeliveryOfAnotherLog    the stored progress belongs to another log
+        ├── EventSchemaRejected     retried: the schema registry refuses a schema
+        └── ClientMissing           exit 3: the client library of a destination is not installed
 
 Messages are lower case without a full stop. They name the failing object with ``!r`` and contain neither row
 values nor secrets. ``raise … from`` keeps the cause.
@@ -967,7 +979,101 @@ class LogDamaged(CheckFailed):
     remedy = "restore the files that the message names from a backup, or run 'cdc log drop-file FILE' for each"
 
 
-_RESTARTABLE: tuple[type[CdcError], ...] = (LogFenced, SinkFenced, UnknownRelation)
+class DeliveryError(CdcError):
+    """Base class of errors about a delivery or its destination."""
+
+    code = "CDC-7000"
+
+
+class DestinationUnavailable(DeliveryError):
+    """A destination cannot be reached, or does not answer; the log keeps the changes until it does."""
+
+    code = "CDC-7001"
+    reaction = Reaction.RETRY
+    remedy = "check that the destination runs and can be reached from this machine; the delivery continues by itself"
+
+
+class DestinationDenied(DeliveryError):
+    """A destination refuses the credentials of a delivery, or what it wants to do."""
+
+    code = "CDC-7002"
+    reaction = Reaction.RETRY
+    exit_code = ExitCode.ENVIRONMENT
+    remedy = "correct the credentials, or grant the privileges that the message names; the delivery continues by itself"
+
+
+class DestinationNotTrusted(DeliveryError):
+    """The certificate of a destination is not trusted."""
+
+    code = "CDC-7003"
+    reaction = Reaction.RETRY
+    exit_code = ExitCode.ENVIRONMENT
+    remedy = "set the file with the certificate authority of the destination in the definition ('ca_file')"
+
+
+class TopicMissing(DeliveryError):
+    """A topic, queue or stream of a delivery does not exist, and the delivery may not create it."""
+
+    code = "CDC-7004"
+    reaction = Reaction.RETRY
+    remedy = "create what the message names, or let the delivery create it ('create: true')"
+
+
+class EventTooLarge(DeliveryError):
+    """An event is larger than its destination accepts."""
+
+    code = "CDC-7005"
+    reaction = Reaction.QUARANTINE
+    remedy = "raise the limit of the destination, or drop large columns in a rule, then run 'cdc dlq retry SINK'"
+
+
+class EventRefused(DeliveryError):
+    """A destination refuses an event for another reason than its size."""
+
+    code = "CDC-7006"
+    reaction = Reaction.QUARANTINE
+    remedy = "correct what the message names, then run 'cdc dlq retry SINK'"
+
+
+class EventNotEncodable(DeliveryError):
+    """A change cannot be represented in the format of a delivery."""
+
+    code = "CDC-7007"
+    reaction = Reaction.QUARANTINE
+    remedy = "choose another format or drop the column in a rule, then run 'cdc dlq retry SINK'"
+
+
+class DeliveryFenced(DeliveryError):
+    """Another process has begun to send the same delivery."""
+
+    code = "CDC-7008"
+    remedy = "run only one process per delivery; if this one was paused for long, it continues after a restart"
+
+
+class DeliveryOfAnotherLog(DeliveryError):
+    """The stored progress of a delivery belongs to another log."""
+
+    code = "CDC-7009"
+    remedy = "give the delivery another name, or run 'cdc deliveries rewind SINK' to begin again with this log"
+
+
+class EventSchemaRejected(DeliveryError):
+    """The schema registry refuses the schema of a topic, for example because it is incompatible with the last one."""
+
+    code = "CDC-7010"
+    reaction = Reaction.RETRY
+    remedy = "change the compatibility of the subject in the schema registry, or choose another topic in a rule"
+
+
+class ClientMissing(DeliveryError):
+    """The client library of a destination is not installed."""
+
+    code = "CDC-7011"
+    exit_code = ExitCode.ENVIRONMENT
+    remedy = "install the package extra that the message names"
+
+
+_RESTARTABLE: tuple[type[CdcError], ...] = (LogFenced, SinkFenced, UnknownRelation, DeliveryFenced)
 """Errors after which a restarted process may succeed: it reads the state of log and sinks again."""
 
 

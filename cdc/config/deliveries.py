@@ -1,0 +1,189 @@
+"""Models of the deliveries of a definition: which changes they send, how, and to which destination."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from cdc.config.field_types import Glob, Identifier, Model, Name, Switch, Whole, invalid, placeholders
+from cdc.config.transform import Transform
+from cdc.config.units import Seconds
+
+_TABLE_NAMES: Final = frozenset({"pipeline", "schema", "table"})
+_OUTBOX_NAMES: Final = frozenset({"pipeline", "type"})
+_MESSAGE_NAMES: Final = frozenset({"pipeline", "prefix"})
+
+
+class EventFormat(StrEnum):
+    """What an event looks like."""
+
+    #: Debezium's envelope with key, as its JSON converter writes it.
+    DEBEZIUM = "debezium"
+    #: The complete change, lossless: operation, position, both row images as text, unsent columns.
+    CDC = "cdc"
+    #: Only the row, as Debezium's ExtractNewRecordState writes it.
+    FLAT = "flat"
+    #: CloudEvents 1.0 in structured mode, with the format `cdc` as content.
+    CLOUDEVENTS = "cloudevents"
+
+
+class StartAt(StrEnum):
+    """Where a new delivery begins."""
+
+    #: With the state of every row that the log has, and every change after it.
+    EARLIEST = "earliest"
+    #: With the first change after the delivery was started.
+    LATEST = "latest"
+
+
+def _template(allowed: frozenset[str], text: str) -> str:
+    names = placeholders(text)
+    if unknown := set(names) - allowed:
+        raise invalid(
+            "unknown placeholder {name}: expected one of {known}",
+            name=repr(min(unknown)),
+            known=", ".join(f"{{{one}}}" for one in sorted(allowed)),
+        )
+    return text
+
+
+def _topic(text: str) -> str:
+    return _template(_TABLE_NAMES, text)
+
+
+def _row_topic(text: str) -> str:
+    placeholders(text)
+    return text
+
+
+def _message_topic(text: str) -> str:
+    return _template(_MESSAGE_NAMES, text)
+
+
+def _outbox_topic(text: str) -> str:
+    return _template(_OUTBOX_NAMES, text)
+
+
+class DroppedEvents(Model):
+    """Policy that drops events that are too old while a delivery is behind."""
+
+    older_than: Annotated[Seconds, Field(gt=0)]
+    """Age of a change, from its commit, above which it is not sent. Each range of dropped changes is counted and
+    reported by one event."""
+
+
+class Drop(Model):
+    """Overload policy that drops events; nothing is dropped without it."""
+
+    drop: DroppedEvents
+
+
+class Overload(StrEnum):
+    """What a delivery does while it is behind."""
+
+    #: Send every change; the log is the buffer.
+    WAIT = "wait"
+    #: Send only the newest change of each key among those that wait.
+    LATEST = "latest"
+
+
+class MessageTopic(Model):
+    """Logical messages (`pg_logical_emit_message`) that a delivery sends."""
+
+    prefix: Annotated[str, Field(min_length=1)]
+    """Glob over the prefix of the message, for example `orders.*`."""
+    topic: Annotated[str, Field(min_length=1), AfterValidator(_message_topic)]
+    """Topic of the events; `{pipeline}` and `{prefix}` are replaced."""
+
+
+class Outbox(Model):
+    """A table whose inserted rows are events; the default columns are those of Debezium's outbox event router."""
+
+    table: Annotated[str, Field(pattern=r"^[^.]+\.[^.]+$")]
+    """The outbox table, `schema.table`. Updates and deletes of its rows are ignored."""
+    id: Identifier = "id"
+    """Column with the id of the event, which becomes the header `id`."""
+    type: Identifier = "aggregatetype"
+    """Column that selects the topic."""
+    key: Identifier = "aggregateid"
+    """Column with the key of the event."""
+    event_type: Identifier | None = "type"
+    """Column with the type of the event, which becomes the header `eventType`; none if the table has no such column."""
+    payload: Identifier = "payload"
+    """Column with the content of the event; json is sent as it is, bytea as bytes, and null as a tombstone."""
+    topic: Annotated[str, Field(min_length=1), AfterValidator(_outbox_topic)] = "outbox.event.{type}"
+    """Topic of the events; `{pipeline}` and `{type}` are replaced, the second by the value of the column `type`."""
+    headers: Mapping[str, Identifier] = {}
+    """Additional headers: name of the header → column."""
+
+
+class DeliveryRule(Model):
+    """Settings for the tables that a glob matches."""
+
+    match: Glob
+    """Glob over `schema.table`; the first rule that matches a table applies to it."""
+    topic: Annotated[str, Field(min_length=1), AfterValidator(_row_topic)] | None = None
+    """Topic of the events, instead of the delivery's; every column of the table is a placeholder, too."""
+    key: tuple[Identifier, ...] = ()
+    """Columns that are the key of the events; default the primary key. Order holds only between events of one key."""
+    headers: Mapping[str, Identifier] = {}
+    """Additional headers: name of the header → column."""
+    transform: Transform | None = None
+    """Transformation of the rows before they are encoded: `drop`, `rename` and `mask`."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.transform is not None and (self.transform.needs_spark or self.transform.python is not None):
+            raise invalid("a delivery runs without Spark: 'transform' can have 'drop', 'rename' and 'mask'")
+        return self
+
+
+class DebeziumSettings(Model):
+    """Options of the format `debezium`; names and defaults are those of Debezium's connector."""
+
+    schemas: Switch = True
+    """Whether every key and value contains its schema (`converter.schemas.enable`)."""
+    decimal: Literal["precise", "string", "double"] = "precise"
+    """How numeric values are written (`decimal.handling.mode`)."""
+    time: Literal["adaptive", "adaptive_time_microseconds", "connect", "isostring"] = "adaptive"
+    """How dates and times are written (`time.precision.mode`)."""
+    interval: Literal["numeric", "string"] = "numeric"
+    """How intervals are written (`interval.handling.mode`)."""
+    hstore: Literal["json", "map"] = "json"
+    """How hstore values are written (`hstore.handling.mode`)."""
+    bytes: Literal["base64", "base64-url-safe", "hex", "bytes"] = "bytes"
+    """How bytea values are written (`binary.handling.mode`); `bytes` is base64 in JSON."""
+    tombstones: Switch = True
+    """Whether a delete is followed by an event without value (`tombstones.on.delete`)."""
+
+
+class DeliverySettings(Model):
+    """Settings that every delivery has."""
+
+    name: Name
+    """Name of the delivery, unique among the sinks and deliveries of the pipeline."""
+    tables: tuple[Glob, ...] = ("*.*",)
+    """Globs over `schema.table` of the captured tables whose changes are sent; default all, `[]` none."""
+    messages: tuple[MessageTopic, ...] = ()
+    """Logical messages to send; the first entry that matches a prefix applies."""
+    outbox: Outbox | None = None
+    """Outbox table, whose rows are sent as events; default none."""
+    topic: Annotated[str, Field(min_length=1), AfterValidator(_topic)] = "{pipeline}.{schema}.{table}"
+    """Topic of the events of a table; `{pipeline}`, `{schema}` and `{table}` are replaced."""
+    format: EventFormat = EventFormat.CDC
+    """Format of the events: `debezium`, `cdc`, `flat` or `cloudevents`."""
+    debezium: DebeziumSettings = DebeziumSettings()
+    rules: tuple[DeliveryRule, ...] = ()
+    """Settings for single tables; the first rule that matches a table applies."""
+    start: StartAt = StartAt.EARLIEST
+    """Where a new delivery begins: `earliest` or `latest`."""
+    on_overload: Overload | Drop = Overload.WAIT
+    """What happens while the delivery is behind: `wait` sends everything, `latest` only the newest change of each key,
+    `{drop: {older_than: 10m}}` nothing that is older."""
+    batch: Annotated[Whole, Field(ge=1, le=100_000)] = 10_000
+    """Maximum number of changes between two commits; a larger transaction is sent as a whole."""
+    stop_at: Annotated[Whole, Field(ge=0, le=10_000)] = 1_000
+    """Number of dead-letter keys above which the delivery stops; 0 stops it at the first refused event."""

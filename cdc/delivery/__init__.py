@@ -1,0 +1,1 @@
+"""Deliveries: send the changes of the log to brokers, files and sockets, in order."""

@@ -1,0 +1,37 @@
+"""Destinations of deliveries: one module per broker, file or socket, behind one contract."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any, Final
+
+from cdc.delivery.destinations.contract import DeliveryIdentity, Destination
+from cdc.errors import ClientMissing
+
+CLASSES: Final[Mapping[str, str]] = {
+    "file": "file:FileDestination",
+    "stdout": "lines:StdoutDestination",
+    "tcp": "lines:SocketDestination",
+}
+"""Type of a delivery → module and class of its destination. Modules are imported when they are needed, because each
+imports its client library."""
+EXTRAS: Final[Mapping[str, str]] = {}
+"""Type of a delivery → package extra with its client library; a type that needs no other package is missing."""
+
+
+def new_destination(settings: Any, identity: DeliveryIdentity) -> Destination:
+    """Return the destination of a delivery, not yet connected. settings: a model of `cdc.config.destinations`."""
+    module, _, name = CLASSES[settings.type].partition(":")
+    try:
+        kind = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    except ModuleNotFoundError as exc:
+        if settings.type not in EXTRAS or (exc.name or "").startswith("cdc"):
+            raise
+        extra = EXTRAS[settings.type]
+        raise ClientMissing(
+            f"delivery {identity.name!r} needs the package {exc.name!r}, which is not installed",
+            remedy=f"install the package extra {extra!r}: uv pip install 'cdc[{extra}]'",
+        ) from exc
+    destination: Destination = kind(settings, identity)
+    return destination

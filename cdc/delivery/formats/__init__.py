@@ -1,0 +1,1 @@
+"""Formats of events: what a change looks like on the wire."""

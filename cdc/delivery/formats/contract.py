@@ -1,0 +1,52 @@
+"""Contract of a format: what encodes the changes of one table, and what it returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from cdc.delivery.formats.table_changes import TableChanges
+from cdc.errors import CdcError
+
+TOMBSTONE: Final = "/tombstone"
+"""Suffix of the id of a tombstone, which has the position and ordinal of the delete before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogicalMessages:
+    """Logical messages of one topic, in log order."""
+
+    topic: str
+    rows: pa.Table
+    """The log rows, with the columns of LOG_SCHEMA and one chunk per column."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedEvents:
+    """Encoded events of some changes. Every array has one entry per event; a change has none, one or several events."""
+
+    source: np.ndarray
+    """Index of the change of each event; never decreases."""
+    suffixes: list[str] | None = None
+    """Suffix of each event's id, TOMBSTONE or empty; None if all are empty. The events of one change differ in it."""
+    keys: pa.Array
+    """Binary or string: content of the key; null for an event without key."""
+    values: pa.Array
+    """Binary or string: content; null for a tombstone."""
+    headers: list[tuple[tuple[str, bytes], ...]] | None = None
+    """Headers of each event; None if no event has headers of its own."""
+    refused: dict[int, CdcError] = field(default_factory=dict)
+    """Index of a change that cannot be encoded → the reason; it has no events."""
+
+
+class Format(Protocol):
+    """Encoding of changes as events."""
+
+    def encode(self, changes: TableChanges) -> EncodedEvents:
+        """Encode changes of one table. Rows without events in this format (`s`, `g`) have none."""
+
+    def encode_messages(self, messages: LogicalMessages) -> EncodedEvents:
+        """Encode logical messages."""

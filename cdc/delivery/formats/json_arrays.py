@@ -1,0 +1,86 @@
+"""JSON texts, column by column: arrays of texts become arrays of JSON values, and arrays of values become objects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from json.encoder import encode_basestring  # type: ignore[attr-defined] # written in C, and missing in the stubs
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+NULL: Final = pa.scalar("null")
+_QUOTE: Final = pa.scalar('"')
+_EMPTY: Final = pa.scalar("")
+
+_ESCAPED: Final = np.zeros(256, dtype=bool)
+"""True for each byte of UTF-8 text that JSON escapes."""
+_ESCAPED[:0x20] = True
+_ESCAPED[[0x22, 0x5C]] = True
+
+
+def quote(text: str) -> str:
+    """Return a text as a JSON string."""
+    quoted: str = encode_basestring(text)
+    return quoted
+
+
+def quoted(texts: pa.StringArray) -> pa.StringArray:
+    """Return texts as JSON strings; null stays null."""
+    if needs_escape(texts):
+        return pa.array([None if text is None else encode_basestring(text) for text in texts.to_pylist()], pa.string())
+    return pc.binary_join_element_wise(_QUOTE, texts, _QUOTE, _EMPTY)
+
+
+def needs_escape(texts: pa.StringArray) -> bool:
+    """Return whether any of the texts contains a character that JSON escapes."""
+    content = texts.buffers()[2]
+    if content is None:
+        return False
+    first, last = _bounds(texts)
+    return bool(_ESCAPED[np.frombuffer(content, dtype=np.uint8)[first:last]].any())
+
+
+def or_null(values: pa.StringArray) -> pa.StringArray:
+    """Return JSON values with `null` in place of Arrow's null."""
+    return pc.fill_null(values, NULL) if values.null_count else values
+
+
+def concatenated(pieces: Sequence[pa.Array | str]) -> pa.StringArray:
+    """Join texts element by element; a piece is an array, or one text for every element. No array may have nulls.
+
+    Neighbouring constant texts cost nothing.
+    """
+    merged: list[pa.Array | pa.Scalar] = []
+    constant = ""
+    for piece in pieces:
+        if isinstance(piece, str):
+            constant += piece
+            continue
+        if constant:
+            merged.append(pa.scalar(constant))
+            constant = ""
+        merged.append(piece)
+    if constant:
+        merged.append(pa.scalar(constant))
+    return pc.binary_join_element_wise(*merged, _EMPTY)
+
+
+def members(fields: Iterable[tuple[str, pa.Array | str]]) -> list[pa.Array | str]:
+    """Return the pieces of a JSON object, for `concatenated`: (name, JSON value) pairs in order."""
+    pieces: list[pa.Array | str] = ["{"]
+    for number, (name, value) in enumerate(fields):
+        pieces += [f"{',' if number else ''}{quote(name)}:", value]
+    return [*pieces, "}"]
+
+
+def numbers(values: pa.Array) -> pa.StringArray:
+    """Return integers as JSON numbers; null stays null."""
+    return values.cast(pa.string())
+
+
+def _bounds(texts: pa.StringArray) -> tuple[int, int]:
+    width = np.int64 if pa.types.is_large_string(texts.type) else np.int32
+    offsets = np.frombuffer(texts.buffers()[1], dtype=width)
+    return int(offsets[texts.offset]), int(offsets[texts.offset + len(texts)])
