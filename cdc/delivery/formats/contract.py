@@ -11,6 +11,8 @@ import pyarrow as pa
 from cdc.delivery.formats.table_changes import TableChanges
 from cdc.errors import CdcError
 
+Headers = tuple[tuple[str, bytes], ...]
+"""Names and values of the headers of an event, in order."""
 TOMBSTONE: Final = "/tombstone"
 """Suffix of the id of a tombstone, which has the position and ordinal of the delete before it."""
 
@@ -36,7 +38,7 @@ class EncodedEvents:
     """Binary or string: content of the key; null for an event without key."""
     values: pa.Array
     """Binary or string: content; null for a tombstone."""
-    headers: list[tuple[tuple[str, bytes], ...]] | None = None
+    headers: list[Headers] | None = None
     """Headers of each event; None if no event has headers of its own."""
     refused: dict[int, CdcError] = field(default_factory=dict)
     """Index of a change that cannot be encoded → the reason; it has no events."""

@@ -17,10 +17,11 @@ from cdc.config import SearchRule, SearchSettings, rule_of, search_settings
 from cdc.config.definition_conflicts import check_named, with_document_columns, with_selected_columns
 from cdc.config.sinks import search_fingerprint
 from cdc.errors import TransformFailed
+from cdc.stores.column_mask import Mask
 from cdc.stores.dead_letter_rows import Image
 from cdc.table import Column, TableSchema
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, column_name
-from pipelines.transform.table_transform import Mask, TableTransform, rename_columns
+from pipelines.transform.table_transform import TableTransform, rename_columns
 from pipelines.types import Policy, TypePolicy
 from pipelines.types.typed_rows import target_schema, text_columns, typed_rows
 

@@ -20,6 +20,7 @@ import pyarrow as pa
 import tantivy
 
 from cdc.errors import SchemaNotApplicable, TargetRulesChanged, TransformFailed, complete_remedy
+from cdc.stores.column_mask import Mask
 from cdc.stores.dead_letter_rows import DeadLetterEntry, Image
 from cdc.stores.published_record import Published, TableRecord, TargetState
 from cdc.stores.search_index_reader import (
@@ -40,7 +41,6 @@ from pipelines.sinks.search.documents import (
     rules_of_shape,
 )
 from pipelines.sinks.search.row_documents import RowDocuments, row_parts, rows_schema
-from pipelines.transform.table_transform import Mask
 
 DOCUMENTS_AT_ONCE: Final = 256
 """Number of documents that are rewritten together."""

@@ -13,8 +13,9 @@ import pytest
 
 from cdc.config import Secret, Transform
 from cdc.errors import TransformFailed
+from cdc.stores.column_mask import Mask
 from cdc.table import Column
-from pipelines.transform.table_transform import Mask, TableTransform
+from pipelines.transform.table_transform import TableTransform
 from pipelines.types.families import TypePolicy
 from tests.contracts.folded import ID, ITEM, ORDERS, PRICE, column, folded, part, put
 

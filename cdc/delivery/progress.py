@@ -1,0 +1,190 @@
+"""Progress of a delivery: up to where the log was sent, and which keys wait as dead letters.
+
+A destination that delivers exactly once stores the progress itself. For every other one it is a file next to the log,
+`_deliveries/UUID.json`, which is replaced atomically. Each process that opens the file raises its generation. A process
+that finds another generation than its own was overtaken, and stops.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Self
+
+from cdc import atomic_file
+from cdc.errors import DeliveryFenced, DeliveryOfAnotherLog, LogCorrupt
+from cdc.log.bucket_files import Root
+from cdc.position import ChangePosition, Position
+
+FOLDER: Final = "_deliveries"
+"""Name of the folder under the log's root that contains the files."""
+FORMAT: Final = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParkedKey:
+    """A dead letter of a delivery: a key with an event that was refused; its later events wait in the log."""
+
+    first: ChangePosition
+    """The refused change. The log has it, and every later change of the key."""
+    relation: int | None
+    """The log's number of the table; None for a logical message."""
+    table: str
+    """Name of the table, or prefix of the message."""
+    topic: str
+    """Topic of the event."""
+    key: tuple[str | None, ...]
+    """Texts of the key."""
+    code: str
+    message: str
+    parked_at: int
+    """Time in microseconds UTC."""
+
+    @property
+    def identity(self) -> str:
+        """The key whose events stay in order, as one text."""
+        return order_key(self.topic, self.key)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        return {
+            "position": str(self.first.position),
+            "ordinal": self.first.ordinal,
+            "relation": self.relation,
+            "table": self.table,
+            "topic": self.topic,
+            "key": list(self.key),
+            "code": self.code,
+            "message": self.message,
+            "parked_at": self.parked_at,
+        }
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+        """Build a parked key from the result of `to_json`."""
+        return cls(
+            first=ChangePosition(Position.parse(fields["position"]), int(fields["ordinal"])),
+            relation=fields["relation"],
+            table=fields["table"],
+            topic=fields["topic"],
+            key=tuple(fields["key"]),
+            code=fields["code"],
+            message=fields["message"],
+            parked_at=int(fields["parked_at"]),
+        )
+
+
+def order_key(topic: str, key: tuple[str | None, ...]) -> str:
+    """Return the text that is equal for events whose order is kept: those of one topic and one key."""
+    return json.dumps([topic, *key], ensure_ascii=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """What a delivery has done. Every event up to `position` is acknowledged, dropped by policy, or of a parked key."""
+
+    log_id: str
+    position: Position = Position(0)
+    bootstrap: Position | None = None
+    """Horizon of the compacted state that the delivery sends at first; None when it has sent all of it."""
+    parked: Mapping[str, ParkedKey] = field(default_factory=dict)
+    """Identity of each parked key → the key."""
+    dropped: int = 0
+    """Number of events that the overload policy has dropped."""
+    generation: int = 0
+
+    def to_json(self) -> bytes:
+        """Return the progress as it is stored."""
+        fields = {
+            "format": FORMAT,
+            "log_id": self.log_id,
+            "position": str(self.position),
+            "bootstrap": None if self.bootstrap is None else str(self.bootstrap),
+            "parked": [key.to_json() for key in self.parked.values()],
+            "dropped": self.dropped,
+            "generation": self.generation,
+        }
+        return json.dumps(fields, ensure_ascii=False).encode()
+
+    @classmethod
+    def from_json(cls, content: bytes) -> Self:
+        """Build a progress from the result of `to_json`. Raises ValueError for anything else, or a newer format."""
+        try:
+            fields = json.loads(content)
+            if fields["format"] != FORMAT:
+                raise ValueError(f"unknown format of a delivery's progress: expected {FORMAT}")
+            keys = [ParkedKey.from_json(one) for one in fields["parked"]]
+            return cls(
+                log_id=fields["log_id"],
+                position=Position.parse(fields["position"]),
+                bootstrap=None if fields["bootstrap"] is None else Position.parse(fields["bootstrap"]),
+                parked={key.identity: key for key in keys},
+                dropped=int(fields["dropped"]),
+                generation=int(fields["generation"]),
+            )
+        except (KeyError, TypeError) as exc:
+            raise ValueError("the progress of a delivery is damaged") from exc
+
+    @property
+    def needed(self) -> Position:
+        """Position after which the log must keep every change for this delivery."""
+        firsts = (Position(max(0, key.first.position - 1)) for key in self.parked.values())
+        return min((self.position, *firsts))
+
+    def without(self, identity: str) -> Self:
+        """Return the progress without one parked key."""
+        return replace(self, parked={name: key for name, key in self.parked.items() if name != identity})
+
+    def check_log(self, log_id: str, delivery: str) -> None:
+        """Raise DeliveryOfAnotherLog if the progress belongs to another log."""
+        if self.log_id != log_id:
+            raise DeliveryOfAnotherLog(
+                f"the progress of delivery {delivery!r} belongs to log {self.log_id}, but this is log {log_id}",
+                remedy=f"give the delivery another name, or run 'cdc deliveries rewind {delivery}'",
+            )
+
+
+def delivery_uuid(log_id: str, name: str) -> str:
+    """Return the id of a delivery as a consumer of a log."""
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, f"cdc:{log_id}/delivery/{name}"))
+
+
+class ProgressFile:
+    """The file with the progress of one delivery. The catalog's lease keeps a second process away; the generation of
+    the file stops a process whose lease ended while it was paused.
+    """
+
+    def __init__(self, root: Root, log_id: str, name: str) -> None:
+        self._folder, self._name = root / FOLDER, name
+        self._root, self._log_id = root, log_id
+        self._file = self._folder / f"{delivery_uuid(log_id, name)}.json"
+        self._generation = 0
+
+    def read(self) -> Progress | None:
+        """Return the stored progress; None if there is none. Raises LogCorrupt if the file is damaged."""
+        try:
+            return Progress.from_json(self._file.read_bytes())
+        except FileNotFoundError:
+            return None
+        except ValueError as exc:
+            raise LogCorrupt(f"the progress of delivery {self._name!r} cannot be read: {self._file!s}") from exc
+
+    def open(self, initial: Progress) -> Progress:
+        """Return the stored progress, or `initial`, under a new generation, which fences every earlier process."""
+        found = self.read() or initial
+        self._generation = found.generation + 1
+        found = replace(found, generation=self._generation)
+        if not self._folder.is_dir():
+            self._folder.mkdir(parents=True, exist_ok=True)
+            atomic_file.sync(self._root)
+        atomic_file.replace(self._file, found.to_json())
+        return found
+
+    def write(self, progress: Progress) -> None:
+        """Store the progress durably. Raises DeliveryFenced if another process has opened the file since `open`."""
+        found = self.read()
+        if found is None or found.generation != self._generation:
+            raise DeliveryFenced(f"another process has begun to send delivery {self._name!r}")
+        atomic_file.replace(self._file, replace(progress, generation=self._generation).to_json())
