@@ -46,6 +46,7 @@ LOG_SCHEMA: Final = pa.schema(
         pa.field("relation", pa.int64()),
         pa.field("topic", pa.string()),
         pa.field("op", pa.string(), nullable=False),
+        # of a message: its prefix, kind and LSN; see LogicalMessage
         pa.field("key", _TEXTS),
         pa.field("old_key", _TEXTS),
         pa.field("before", _IMAGE),

@@ -19,7 +19,7 @@ TOP_LEVEL = {
 }  # fmt: skip
 GENERATED = {".git", "uv.lock"}
 PURE = (
-    "cdc.lsn", "cdc.position", "cdc.table", "cdc.log_row", "cdc.errors", "cdc.metrics",
+    "cdc.lsn", "cdc.position", "cdc.table", "cdc.log_row", "cdc.logical_message", "cdc.errors", "cdc.metrics",
     "cdc.target_names", "cdc.array_literal", "cdc.pgoutput", "cdc.log.disk_format", "cdc.log.file_selection",
     "pipelines.folding.fences_and_statistics", "pipelines.folding.fold", "pipelines.folding.image_overlay",
     "pipelines.types",

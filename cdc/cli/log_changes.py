@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import json as encoder
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from cdc.config import Definition
+    from cdc.log.inspection import RowSelection
     from cdc.log.json_output_formats import Message, Row
     from cdc.log.reader import LogReader
     from cdc.position import Position
@@ -35,10 +38,17 @@ PositionArgument = Annotated[
     str | None, typer.Argument(help="Show the rows of the transaction at this position, for example 16/B374D848.")
 ]
 TableArgument = Annotated[
-    str,
+    str | None,
     typer.Argument(
         help="Print changes of this table; write schema.table, or only the name to match it in every schema. "
-        "* and ? match several tables."
+        "* and ? match several tables. Optional with --messages."
+    ),
+]
+MessagesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--messages",
+        help="Print logical messages whose prefix matches this glob, for example 'orders.*'; '*' matches all messages.",
     ),
 ]
 CountOption = Annotated[
@@ -101,31 +111,40 @@ def inspect(position: PositionArgument = None, config: ConfigOption = DEFAULT_CO
 
 
 def tail(  # noqa: PLR0913, PLR0917 - one parameter per option
-    table: TableArgument,
+    table: TableArgument = None,
     count: CountOption = None,
     follow: FollowOption = False,
     since: SinceOption = None,
+    messages: MessagesOption = None,
     op: OperationsOption = "",
     form: FormatOption = "cdc",
     config: ConfigOption = DEFAULT_CONFIG,
     json: JsonOption = False,
 ) -> None:
-    """Print the changes of tables in log order, newest last.
+    """Print the changes of tables, or logical messages, in log order, newest last.
 
     With --format debezium or flat, or with --json and -f, the command prints each change as one line of JSON.
     --json without -f prints one envelope with all changes. In JSON, integers and booleans have their JSON type; every
     other value is the text that Postgres sent.
+
+    A log that an older version wrote has messages without a prefix; --messages '*' prints them too. The format flat has
+    no messages.
     """
     from cdc.log.json_output_formats import SchemaInForce
 
+    if table is None and messages is None:
+        raise ConfigError(
+            "'cdc tail' needs a table, or --messages",
+            remedy="name a table as schema.table, or write --messages '*' for logical messages",
+        )
     printer = _Printer(form, op, json=json, follow=follow)
     definition, log = open_log(config)
-    view = _LogMessages(log, definition, _topic_filter(table), printer)
+    view = _LogMessages(log, definition, _row_selection(table, messages), printer)
     start = _parse_since(log, since)
     if count is None:
         count = DEFAULT_COUNT if start is None else -1
     rows = view.newest(count, printer.operations) if start is None else view.since(*start)
-    if not rows.num_rows:
+    if not rows.num_rows and table is not None:
         _check_table_exists(log, table)
     tables = SchemaInForce(view.schemas_before(rows))
     printer.show(view.messages(rows, tables), count)
@@ -142,16 +161,14 @@ def tail(  # noqa: PLR0913, PLR0917 - one parameter per option
 
 
 class _LogMessages:
-    """Reads the rows of selected tables from a log, and converts rows to messages in the format of a printer."""
+    """Reads selected rows from a log, and converts rows to messages in the format of a printer."""
 
-    def __init__(
-        self, log: LogReader, definition: Definition, wanted: Callable[[str], bool], printer: _Printer
-    ) -> None:
+    def __init__(self, log: LogReader, definition: Definition, selected: RowSelection, printer: _Printer) -> None:
         from importlib.metadata import version
 
         from cdc.log.json_output_formats import SourceBlock
 
-        self._log, self._wanted, self._printer = log, wanted, printer
+        self._log, self._selected, self._printer = log, selected, printer
         self._source = SourceBlock(definition.name, log.identity.database, version("cdc"))
 
     def newest(self, count: int, operations: frozenset[str]) -> pa.Table:
@@ -162,7 +179,7 @@ class _LogMessages:
         """
         from cdc.log.inspection import newest_rows
 
-        return newest_rows(self._log, self._wanted, count, operations)
+        return newest_rows(self._log, self._selected, count, operations)
 
     def since(self, after: Position, earliest: datetime | None) -> pa.Table:
         """Return the rows after a position that were committed at `earliest` or later, sorted in log order."""
@@ -180,7 +197,7 @@ class _LogMessages:
         from cdc.log.inspection import rows_between
 
         _check_not_trimmed(self._log, after)
-        return rows_between(self._log, self._wanted, after, upto)
+        return rows_between(self._log, self._selected, after, upto)
 
     def schemas_before(self, rows: pa.Table) -> dict[int, Any]:
         """Return relation → schema at the position of the first row; if there are no rows, relation → newest schema."""
@@ -239,14 +256,27 @@ def _line(message: Message) -> str:
     parts = [f"{prefix:20}", message["committed_at"], message["op"], message["topic"] or ""]
     if "schema" in message:
         return " ".join([*parts, "columns", ", ".join(c["name"] for c in message["schema"]["columns"])])
+    if "payload" in message:
+        return escaped_for_terminal(" ".join([*parts, *_message_fields(message)]))
     # the key is shown where the image does not repeat it
     names = ("old_key", *(() if message.get("after") else ("key",)), "before", "after", "unchanged", "older_than")
     parts += [f"{name}={encoder.dumps(message[name], ensure_ascii=False)}" for name in names if name in message]
     return escaped_for_terminal(" ".join(parts))
 
 
+def _message_fields(message: Message) -> Iterator[str]:
+    """Yield the fields of a logical message; a content that is not UTF-8 is shown as base64, by the name `payload`."""
+    for name in ("prefix", "transactional", "lsn"):
+        yield f"{name}={encoder.dumps(message[name], ensure_ascii=False)}"
+    try:
+        content = base64.b64decode(message["payload"]).decode()
+        yield f"content={encoder.dumps(content, ensure_ascii=False)}"
+    except UnicodeDecodeError:
+        yield f"payload={message['payload']}"
+
+
 def _inspect_transaction(log: LogReader, definition: Definition, position: str, *, json: bool) -> None:
-    from cdc.log.inspection import transaction
+    from cdc.log.inspection import EVERY_ROW, transaction
     from cdc.log.json_output_formats import MessageFormat, SchemaInForce
     from cdc.position import Position
 
@@ -257,11 +287,12 @@ def _inspect_transaction(log: LogReader, definition: Definition, position: str, 
         raise ConfigError(
             f"the log has no rows at position {position!r}", remedy="run 'cdc tail' to see positions that have rows"
         )
-    view = _LogMessages(
-        log, definition, lambda _topic: True, _Printer(MessageFormat.CDC.value, "", json=json, follow=False)
-    )
+    view = _LogMessages(log, definition, EVERY_ROW, _Printer(MessageFormat.CDC.value, "", json=json, follow=False))
     found = [message for _, message in view.messages(rows, SchemaInForce(log.schemas(wanted)))]
-    summary = f"{len(found):,} rows of transaction {found[0]['xid']} at {wanted}, committed {found[0]['committed_at']}"
+    xid, time_text = found[0]["xid"], found[0]["committed_at"]
+    summary = f"{len(found):,} rows of transaction {xid} at {wanted}, committed {time_text}"
+    if found[0].get("transactional") is False:
+        summary = f"a message outside transactions at {wanted}, sent {time_text}"
     if json:
         emit("log inspect", json=True, summary=summary, result={"position": str(wanted), "changes": found})
         return
@@ -281,6 +312,16 @@ def _check_table_exists(log: LogReader, glob: str) -> None:
     near = get_close_matches(glob, names, n=1)
     fix = f"did you mean {names[near[0]]!r}? " if near else ""
     raise ConfigError(f"the log has no table {glob!r}", remedy=f"{fix}run 'cdc tables ls' to see the tables")
+
+
+def _row_selection(table: str | None, messages: str | None) -> RowSelection:
+    """Return the rows of the tables that match `table`, and the messages whose prefix matches `messages`."""
+    from cdc.log.inspection import RowSelection
+
+    return RowSelection(
+        topics=(lambda _topic: False) if table is None else _topic_filter(table),
+        prefixes=lambda prefix: messages is not None and fnmatchcase(prefix, messages),
+    )
 
 
 def _topic_filter(glob: str) -> Callable[[str], bool]:

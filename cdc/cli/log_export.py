@@ -59,16 +59,17 @@ def export(  # noqa: PLR0913, PLR0917 - one parameter per option
     """Write single changes of the log, from --from to --to (both included), to new files.
 
     Lines of JSON are in commit order; writing them needs memory for a whole transaction. Rows in Parquet are in the
-    order of the log's files.
+    order of the log's files. Without --tables the files also contain logical messages, except in the format flat.
     """
     from cdc.log.export import export_range, write_lines, write_parquet
+    from cdc.log.inspection import EVERY_ROW, rows_of_tables
     from cdc.log.json_output_formats import MessageFormat
     from cdc.table import matches_name
 
     definition, log = open_log(config)
     globs = tuple(tables or ())
-    wanted = (lambda topic: matches_name(topic, globs)) if globs else None
-    asked = export_range(log, _position(first), _position(last), wanted)
+    selected = rows_of_tables(lambda topic: matches_name(topic, globs)) if globs else EVERY_ROW
+    asked = export_range(log, _position(first), _position(last), selected)
     if shape is ExportFormat.PARQUET:
         done = write_parquet(log, asked, out)
     else:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cdc.command_output import last_envelope
 from cdc.demo.processes import last_line, pipelines_command
@@ -113,7 +114,9 @@ def live_keys(log: LogReader) -> LiveKeys:
 def fold_live_keys(rows: pa.Table) -> LiveKeys:
     """Return the keys that exist after these log rows: relation → key → position of the key's last write."""
     alive: LiveKeys = {}
-    for row in rows.sort_by([("position", "ascending"), ("ordinal", "ascending")]).to_pylist():
+    # the key of a logical message, which has no relation, is not the key of a row
+    of_tables = rows.filter(pc.is_valid(rows["relation"]))
+    for row in of_tables.sort_by([("position", "ascending"), ("ordinal", "ascending")]).to_pylist():
         keys = alive.setdefault(row["relation"], {})
         if row["op"] in _REMOVE_ALL:
             # a TRUNCATE removes every earlier row; a generation removes rows before its first position

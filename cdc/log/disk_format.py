@@ -18,11 +18,11 @@ from cdc.errors import LogFormatUnknown
 from cdc.log_row import LOG_SCHEMA, Operation
 from cdc.position import Position
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 """Version of the log's format that this version of cdc writes.
 
-A log with a higher number is refused. A log with a lower number can be read; `cdc migrate log` makes it writable. In
-format 2 every page of a data file has a checksum.
+A log with a higher number is refused. A log with a lower number can be read; `cdc migrate log` makes it writable. Since
+format 2 every page of a data file has a checksum. Since format 3 the key of a message has its prefix, kind and LSN.
 """
 
 CHANGES: Final = "changes"

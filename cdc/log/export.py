@@ -9,19 +9,18 @@ from __future__ import annotations
 import json
 import shutil
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from cdc.errors import ConfigError, LogTrimmed
 from cdc.log.disk_format import GROUP, PARQUET
-from cdc.log.inspection import rows_between
+from cdc.log.inspection import EVERY_ROW, RowSelection, rows_between
 from cdc.log.reader import LogReader, read_file
 from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
@@ -32,12 +31,11 @@ FILE_ROWS: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportRange:
-    """The changes to export: those of the selected topics in the range (after, upto]."""
+    """The changes to export: the selected rows in the range (after, upto]."""
 
     after: Position
     upto: Position
-    wanted: Callable[[str], bool] | None = None
-    """Function that returns True for each topic to export; None exports all rows, including messages."""
+    selected: RowSelection = EVERY_ROW
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +50,7 @@ class ExportResult:
 
 
 def export_range(
-    log: LogReader, first: Position | None, last: Position | None, wanted: Callable[[str], bool] | None
+    log: LogReader, first: Position | None, last: Position | None, selected: RowSelection = EVERY_ROW
 ) -> ExportRange:
     """Return the range from `first` to `last`, both included.
 
@@ -67,12 +65,12 @@ def export_range(
             "state is kept",
             remedy=f"write --from {Position(log.oldest + 1)!s} or later, or omit --from",
         )
-    return ExportRange(after=after, upto=durable if last is None else min(last, durable), wanted=wanted)
+    return ExportRange(after=after, upto=durable if last is None else min(last, durable), selected=selected)
 
 
-def sorted_rows(log: LogReader, selected: ExportRange) -> Iterator[pa.Table]:
-    """Yield the selected rows, sorted by position and ordinal, in tables of a few log files each."""
-    return rows_between(log, selected.wanted or (lambda _topic: True), selected.after, selected.upto)
+def sorted_rows(log: LogReader, asked: ExportRange) -> Iterator[pa.Table]:
+    """Yield the rows to export, sorted by position and ordinal, in tables of a few log files each."""
+    return rows_between(log, asked.selected, asked.after, asked.upto)
 
 
 def write_lines(messages: Iterable[object], out: Path) -> ExportResult:
@@ -85,8 +83,8 @@ def write_lines(messages: Iterable[object], out: Path) -> ExportResult:
     return ExportResult(rows, 1, out.stat().st_size)
 
 
-def write_parquet(log: LogReader, selected: ExportRange, out: Path, file_rows: int = FILE_ROWS) -> ExportResult:
-    """Write the selected rows to Parquet files `00000.parquet`, `00001.parquet` … in the new directory `out`.
+def write_parquet(log: LogReader, asked: ExportRange, out: Path, file_rows: int = FILE_ROWS) -> ExportResult:
+    """Write the rows to export to Parquet files `00000.parquet`, `00001.parquet` … in the new directory `out`.
 
     Each file has about `file_rows` rows with the columns LOG_SCHEMA. The rows are not sorted by position: they come
     file by file from the log, and each file of the log is sorted by relation first. Raises ConfigError if `out` exists.
@@ -94,8 +92,8 @@ def write_parquet(log: LogReader, selected: ExportRange, out: Path, file_rows: i
     files = rows = 0
     with _draft(out) as draft:
         draft.mkdir()
-        parts = (read_file(file, selected.after, selected.upto) for file in log.files(selected.after, selected.upto))
-        chosen = (part for part in (_wanted(part, selected) for part in parts) if part.num_rows)
+        parts = (read_file(file, asked.after, asked.upto) for file in log.files(asked.after, asked.upto))
+        chosen = (part for part in map(asked.selected.filter, parts) if part.num_rows)
         for several in _grouped(chosen, file_rows):
             with pq.ParquetWriter(draft / f"{files:05}.parquet", LOG_SCHEMA, **PARQUET) as sink:
                 for part in several:
@@ -120,13 +118,6 @@ def _grouped(parts: Iterator[pa.Table], limit: int) -> Iterator[Iterator[pa.Tabl
                 yield part
 
         yield group()
-
-
-def _wanted(rows: pa.Table, selected: ExportRange) -> pa.Table:
-    if selected.wanted is None:
-        return rows
-    topics = [topic for topic in rows["topic"].unique().to_pylist() if topic is not None and selected.wanted(topic)]
-    return rows.filter(pc.is_in(rows["topic"], pa.array(topics, pa.string())))
 
 
 @contextmanager

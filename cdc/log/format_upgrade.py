@@ -94,8 +94,11 @@ def _migrate_table(table: Root, log_id: str) -> int:
 
 
 def _keep_files(_table: Root) -> None:
-    """Do nothing: format 2 concerns only new files. Existing files stay without page checksums."""
+    """Do nothing, because the next format concerns only new files.
+
+    Files of format 1 stay without page checksums. Messages of format 1 and 2 stay without prefix, kind and LSN.
+    """
 
 
-STEPS: Final[Mapping[int, Step]] = {1: _keep_files}
+STEPS: Final[Mapping[int, Step]] = {1: _keep_files, 2: _keep_files}
 """Number of each older format → the step from that format to the next one."""

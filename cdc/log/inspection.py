@@ -13,13 +13,12 @@ import pyarrow.compute as pc
 
 from cdc.log.disk_format import LogFile
 from cdc.log.reader import LogReader, read_file
-from cdc.log_row import LOG_SCHEMA
+from cdc.log_row import LOG_SCHEMA, Operation
+from cdc.logical_message import message_prefixes
 from cdc.position import Position
 
 OUTLINE: Final = ("position", "ordinal", "xid", "committed_at", "relation", "topic", "op", "key", "old_key", "payload")
 """Columns of a log row without the row images."""
-Wanted = Callable[[str], bool]
-"""Function that returns True for each topic to include."""
 _ORDER = [("position", "ascending"), ("ordinal", "ascending")]
 _SEGMENT: Final = "partition.segment"
 _BEGAN: Final = "min.committed_at"
@@ -49,8 +48,43 @@ class SegmentSummary:
     """Latest commit time in the segment, truncated to milliseconds; None without statistics."""
 
 
-def newest_rows(log: LogReader, wanted: Wanted, count: int, operations: frozenset[str] = frozenset()) -> pa.Table:
-    """Return the last rows of the wanted topics, sorted by position and ordinal.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowSelection:
+    """The rows to include: those of some tables, and some logical messages."""
+
+    topics: Callable[[str], bool]
+    """Function that returns True for each topic whose rows are included."""
+    prefixes: Callable[[str], bool]
+    """Function that returns True for each prefix whose messages are included.
+
+    A message of format 1 or 2, whose prefix is unknown, is passed as a message with an empty prefix.
+    """
+
+    def filter(self, rows: pa.Table) -> pa.Table:
+        """Return the included rows; `rows` has the columns LOG_SCHEMA."""
+        topics = [topic for topic in rows["topic"].unique().to_pylist() if topic is not None and self.topics(topic)]
+        included = pc.is_in(rows["topic"], pa.array(topics, pa.string()))
+        is_message = pc.equal(rows["op"], Operation.MESSAGE.value)
+        if pc.any(is_message).as_py():
+            found = pc.fill_null(message_prefixes(rows), "")
+            prefixes = [prefix for prefix in found.filter(is_message).unique().to_pylist() if self.prefixes(prefix)]
+            included = pc.if_else(is_message, pc.is_in(found, pa.array(prefixes, pa.string())), included)
+        return rows.filter(included)
+
+
+EVERY_ROW: Final = RowSelection(topics=lambda _topic: True, prefixes=lambda _prefix: True)
+"""Selection of all rows of all tables, and of all messages."""
+
+
+def rows_of_tables(topics: Callable[[str], bool]) -> RowSelection:
+    """Return the selection of the rows of some tables, without messages."""
+    return RowSelection(topics=topics, prefixes=lambda _prefix: False)
+
+
+def newest_rows(
+    log: LogReader, selected: RowSelection, count: int, operations: frozenset[str] = frozenset()
+) -> pa.Table:
+    """Return the last selected rows, sorted by position and ordinal.
 
     The rows are read from `changes` only. The result has at least `count` rows, or all rows if there are fewer. If
     `operations` is not empty, only rows with one of these operations are counted. Rows with other operations are
@@ -60,7 +94,7 @@ def newest_rows(log: LogReader, wanted: Wanted, count: int, operations: frozense
     found: list[pa.Table] = []
     have = 0
     for group in reversed(_groups(log.files(log.oldest, durable))):
-        rows = _sorted(group, log.oldest, durable, wanted)
+        rows = _sorted(group, log.oldest, durable, selected)
         found.insert(0, rows)
         have += rows.num_rows if not operations else _count(rows, operations)
         if have >= count:
@@ -68,18 +102,21 @@ def newest_rows(log: LogReader, wanted: Wanted, count: int, operations: frozense
     return pa.concat_tables(found) if found else pa.table({})
 
 
-def rows_between(log: LogReader, wanted: Wanted, after: Position, upto: Position) -> Iterator[pa.Table]:
-    """Yield the rows of the wanted topics in (after, upto], sorted by position and ordinal.
+def rows_between(log: LogReader, selected: RowSelection, after: Position, upto: Position) -> Iterator[pa.Table]:
+    """Yield the selected rows in (after, upto], sorted by position and ordinal.
 
     Each table has the rows of a few files, and a transaction is never split between two tables.
     """
     for group in _groups(log.files(after, upto)):
-        yield _sorted(group, after, upto, wanted)
+        yield _sorted(group, after, upto, selected)
 
 
 def transaction(log: LogReader, position: Position) -> pa.Table:
-    """Return the rows of the transaction at this position, sorted by ordinal; an empty table if there are none."""
-    tables = list(rows_between(log, lambda _topic: True, Position(max(0, position - 1)), position))
+    """Return the rows of the transaction at this position, sorted by ordinal; an empty table if there are none.
+
+    A message that is not transactional is the only row at its position.
+    """
+    tables = list(rows_between(log, EVERY_ROW, Position(max(0, position - 1)), position))
     return pa.concat_tables(tables) if tables else pa.table({})
 
 
@@ -216,13 +253,8 @@ def _groups(files: Sequence[LogFile]) -> list[list[LogFile]]:
     return groups
 
 
-def _sorted(files: Sequence[LogFile], after: Position, upto: Position, wanted: Wanted) -> pa.Table:
-    tables = []
-    for file in files:
-        rows = read_file(file, after, upto)
-        topics = [topic for topic in rows["topic"].unique().to_pylist() if topic is not None and wanted(topic)]
-        tables.append(rows.filter(pc.is_in(rows["topic"], pa.array(topics, pa.string()))))
-    whole = pa.concat_tables(tables)
+def _sorted(files: Sequence[LogFile], after: Position, upto: Position, selected: RowSelection) -> pa.Table:
+    whole = pa.concat_tables([selected.filter(read_file(file, after, upto)) for file in files])
     return whole.take(pc.sort_indices(whole.select(["position", "ordinal"]), sort_keys=_ORDER))
 
 

@@ -15,6 +15,8 @@ from enum import StrEnum
 from typing import Any, Final
 
 from cdc.log_row import ROW_OPERATIONS, Operation
+from cdc.logical_message import LogicalMessage
+from cdc.lsn import Lsn
 from cdc.position import Position
 from cdc.table import Column, TableSchema, split_topic
 
@@ -151,6 +153,9 @@ def _cdc(row: Row, _following: Row | None, tables: SchemaInForce) -> Iterator[Me
         "xid": row["xid"],
         "committed_at": row["committed_at"].astimezone(UTC).isoformat().replace("+00:00", "Z"),
     }
+    if row["op"] == Operation.MESSAGE.value:
+        yield message | _logical_message(LogicalMessage.from_row(row))
+        return
     for name in ("key", "old_key"):
         if row[name] is not None:
             message[name] = tables.key(row, row[name])
@@ -163,9 +168,17 @@ def _cdc(row: Row, _following: Row | None, tables: SchemaInForce) -> Iterator[Me
         message["schema"] = json.loads(row["payload"])
     elif row["op"] == Operation.GENERATION.value:
         message["older_than"] = str(Position(int(row["payload"])))
-    elif row["payload"] is not None:
-        message["payload"] = base64.b64encode(row["payload"]).decode()
     yield message
+
+
+def _logical_message(message: LogicalMessage) -> Message:
+    """Return the fields of a logical message; all but `payload` are null if its log row is of format 1 or 2."""
+    return {
+        "prefix": message.prefix,
+        "transactional": message.transactional,
+        "lsn": None if message.lsn is None else str(message.lsn),
+        "payload": base64.b64encode(message.content).decode(),
+    }
 
 
 def _flat(row: Row, _following: Row | None, tables: SchemaInForce) -> Iterator[Message]:
@@ -187,7 +200,8 @@ class _Debezium:
     """Formats keys, headers and values as Debezium's Postgres connector does.
 
     `source.lsn` is the LSN of the commit record, because the log has no LSN per change. For the same reason `xmin` and
-    the first LSN in `sequence` are null. `ts_*` is the commit time, because this module has no clock.
+    the first LSN in `sequence` are null. `ts_*` is the commit time, because this module has no clock. A logical message
+    has its own LSN; a message that is not transactional has no `transaction`, and `source.txId` is null.
     """
 
     def __init__(self, source: SourceBlock) -> None:
@@ -199,6 +213,9 @@ class _Debezium:
         if row["op"] in {Operation.SCHEMA.value, Operation.GENERATION.value}:
             return
         order = self._order(row)
+        if row["op"] == Operation.MESSAGE.value:
+            yield self._logical_message(row, order)
+            return
         is_key_change = following is not None and _is_key_change(row, following)
         headers: Message = {}
         operation = row["op"]
@@ -208,34 +225,41 @@ class _Debezium:
             # Debezium writes the second row of a key change as a create
             headers["__debezium.oldkey"] = tables.key(row, row["old_key"])
             operation = Operation.CREATE.value
-        topic = f"{self._names.pipeline}.{row['topic']}" if row["topic"] else self._names.pipeline
+        topic = f"{self._names.pipeline}.{row['topic']}"
         key = tables.key(row, row["key"])
         value = self._envelope(row, operation, order, tables)
         yield {"topic": topic, "key": key, "headers": headers, "value": value}
         if operation == Operation.DELETE.value:
             yield {"topic": topic, "key": key, "headers": headers, "value": None}
 
+    def _logical_message(self, row: Row, order: int) -> Message:
+        found = LogicalMessage.from_row(row)
+        source = self._source(row, Position(row["position"]).lsn if found.lsn is None else found.lsn)
+        if found.transactional is False:
+            source["txId"] = None
+        value: Message = {
+            "source": source,
+            **({} if found.transactional is False else {"transaction": _transaction(row, order)}),
+            "op": row["op"],
+            **_times(row),
+            "message": {"prefix": found.prefix, "content": base64.b64encode(found.content).decode()},
+        }
+        return {
+            "topic": f"{self._names.pipeline}.message",
+            "key": {"prefix": found.prefix},
+            "headers": {},
+            "value": value,
+        }
+
     def _envelope(self, row: Row, operation: str, order: int, tables: SchemaInForce) -> Message:
-        micros = _micros(row)
-        lsn = int(Position(row["position"]).lsn)
-        envelope: Message = {
+        return {
             "before": None if operation == Operation.CREATE.value else self._image(row, "before", None, tables),
             "after": self._image(row, "after", UNAVAILABLE, tables),
-            "source": self._source(row, micros, lsn),
-            "transaction": {
-                "id": f"{row['xid']}:{lsn}",
-                "total_order": row["ordinal"] + 1,
-                "data_collection_order": order,
-            },
+            "source": self._source(row, Position(row["position"]).lsn),
+            "transaction": _transaction(row, order),
             "op": operation,
-            "ts_ms": micros // 1000,
-            "ts_us": micros,
-            "ts_ns": micros * 1000,
+            **_times(row),
         }
-        if operation == Operation.MESSAGE.value:
-            content = base64.b64encode(row["payload"] or b"").decode()
-            envelope["message"] = {"prefix": row["topic"] or "", "content": content}
-        return envelope
 
     def _image(self, row: Row, side: str, absent: str | None, tables: SchemaInForce) -> Message | None:
         if row[side] is None:
@@ -243,22 +267,20 @@ class _Debezium:
         values = tables.named(row, row[side])
         return {**dict.fromkeys(tables.names(row), absent), **values}
 
-    def _source(self, row: Row, micros: int, lsn: int) -> Message:
+    def _source(self, row: Row, lsn: Lsn) -> Message:
         schema, table = split_topic(row["topic"] or "")
         return {
             "version": self._names.version,
             "connector": "postgresql",
             "name": self._names.pipeline,
-            "ts_ms": micros // 1000,
-            "ts_us": micros,
-            "ts_ns": micros * 1000,
+            **_times(row),
             "snapshot": "true" if row["op"] == Operation.READ.value else "false",
             "db": self._names.database,
-            "sequence": json.dumps([None, str(lsn)]),
+            "sequence": json.dumps([None, str(int(lsn))]),
             "schema": schema,
             "table": table,
             "txId": row["xid"],
-            "lsn": lsn,
+            "lsn": int(lsn),
             "xmin": None,
         }
 
@@ -273,6 +295,19 @@ class _Debezium:
         topic = row["topic"] or ""
         self._orders[topic] = self._orders.get(topic, 0) + 1
         return self._orders[topic]
+
+
+def _transaction(row: Row, order: int) -> Message:
+    return {
+        "id": f"{row['xid']}:{int(Position(row['position']).lsn)}",
+        "total_order": row["ordinal"] + 1,
+        "data_collection_order": order,
+    }
+
+
+def _times(row: Row) -> Message:
+    micros = _micros(row)
+    return {"ts_ms": micros // 1000, "ts_us": micros, "ts_ns": micros * 1000}
 
 
 def _is_key_change(row: Row, following: Row) -> bool:

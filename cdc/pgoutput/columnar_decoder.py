@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from cdc.errors import SourceError, UnknownRelation
 from cdc.log_row import DDL_PREFIX, OWN_PREFIXES, SIGNAL_PREFIX, WATERMARK_PREFIX, Operation
+from cdc.logical_message import message_key
 from cdc.pgoutput import kernel
 from cdc.pgoutput.decoder_events import DdlSeen, DecodedRows, RelationSeen, SignalSeen, WatermarkSeen
 from cdc.pgoutput.kernel_arrays import IGNORED, TupleLayout, pack_layouts, with_layout, without_layout
@@ -284,7 +285,8 @@ class ColumnarDecoder:
         if dropped:
             return
         if message.prefix not in OWN_PREFIXES:
-            self._buffers.control(Operation.MESSAGE, _NONE, _NONE, message.content)
+            key = message_key(message.prefix, message.lsn, transactional=message.transactional)
+            self._buffers.message(key, message.content)
         if not message.transactional:
             state[kernel.COMPLETE] = state[kernel.ROWS]
             state[kernel.TRANSACTIONS] += 1

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from cdc.errors import SourceError, UnknownRelation
 from cdc.log_row import DDL_PREFIX, LOG_SCHEMA, OWN_PREFIXES, SIGNAL_PREFIX, WATERMARK_PREFIX, Operation
+from cdc.logical_message import message_key
 from cdc.pgoutput.decoder_events import DdlSeen, DecodedRows, OpenTransaction, RelationSeen, SignalSeen, WatermarkSeen
 from cdc.pgoutput.kernel_arrays import IGNORED, TupleLayout
 from cdc.pgoutput.message_parser import HEADER, FrameBatch, malformed, parse_frame
@@ -324,7 +325,8 @@ class ReferenceDecoder:
         if transaction.dropped:
             return
         if message.prefix not in OWN_PREFIXES:
-            self._row(transaction, op=Operation.MESSAGE, payload=message.content)
+            key = message_key(message.prefix, message.lsn, transactional=message.transactional)
+            self._row(transaction, op=Operation.MESSAGE, key=key, payload=message.content)
         if not message.transactional:
             self._pending.finish(transaction.position, transaction.committed_at)
 

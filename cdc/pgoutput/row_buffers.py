@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -78,13 +79,19 @@ class RowBuffers:
 
         The method calls functions of the kernel without compiling them, because compiling here would delay the stream.
         """
-        if self._state[ROWS] + 1 >= len(self.rows.position):
-            self.grow(0, 0)
-        row = start_row.py_func(self.rows, self._state, OPERATIONS.index(operation), relation, topic)
+        row = self._start_row(operation, relation, topic)
         for texts in self.rows[8:]:
             end_row.py_func(texts, row, False)
         if payload is not None:
-            self._payloads.append((int(row), payload))
+            self._payloads.append((row, payload))
+
+    def message(self, key: Sequence[str], content: bytes) -> None:
+        """Append the row of a logical message: a row without relation, topic and row images. Compiles nothing."""
+        row = self._start_row(Operation.MESSAGE, -1, -1)
+        self._put_key([text.encode() for text in key])
+        for texts in self.rows[8:]:
+            end_row.py_func(texts, row, texts is self.rows.key)
+        self._payloads.append((row, content))
 
     def take(self, topics: pa.Array) -> pa.RecordBatch:
         """Return all rows as one Arrow batch of LOG_SCHEMA, which then owns the memory of the buffers."""
@@ -103,6 +110,23 @@ class RowBuffers:
             **{name: _nested(LOG_SCHEMA.field(name).type, getattr(rows, name), count) for name in _NESTED},
         }
         return pa.RecordBatch.from_arrays([columns[name] for name in LOG_SCHEMA.names], schema=LOG_SCHEMA)
+
+    def _start_row(self, operation: Operation, relation: int, topic: int) -> int:
+        if self._state[ROWS] + 1 >= len(self.rows.position):
+            self.grow(0, 0)
+        return int(start_row.py_func(self.rows, self._state, OPERATIONS.index(operation), relation, topic))
+
+    def _put_key(self, values: Sequence[bytes]) -> None:
+        """Append the values to the column `key`, of which alone the buffers grow: a prefix can be as long as a row."""
+        used, nbytes = len(self.rows.position), sum(map(len, values))
+        texts = _grown(self.rows.key, (used, used), (len(values), nbytes))
+        self.rows = self.rows._replace(key=texts)
+        for value in values:
+            child, end = texts.used.tolist()
+            texts.text[end : end + len(value)] = np.frombuffer(value, np.uint8)
+            texts.offsets[child + 1] = end + len(value)
+            texts.ids[child], texts.present[child] = 0, True
+            texts.used[:] = child + 1, end + len(value)
 
     def _payload_column(self, count: int) -> pa.Array:
         if not self._payloads:

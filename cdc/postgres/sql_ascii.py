@@ -21,6 +21,7 @@ from psycopg import sql
 
 from cdc.config.source import Undecodable
 from cdc.errors import MalformedFrame, UndecodableValue
+from cdc.lsn import Lsn
 from cdc.pgoutput.copy_decoder import Lines
 from cdc.pgoutput.message_parser import HEADER, FrameBatch, parse_frame
 from cdc.pgoutput.messages import BeginMessage, Relation
@@ -37,6 +38,8 @@ PREFIX: Final = b"base64:"
 
 _ROWS: Final = HEADER + 5
 """Offset in a frame of the tuples of an insert, update or delete, after letter and OID."""
+_PREFIX: Final = HEADER + 10
+"""Offset in a frame of the prefix of a logical message, after letter, flags and LSN."""
 _ESCAPED: Final = re.compile(rb"\\(.)", re.DOTALL)
 _TO_ESCAPE: Final = re.compile(rb"[\\\b\f\n\r\t\v]")
 _ESCAPES: Final = {b"\b": b"b", b"\f": b"f", b"\n": b"n", b"\r": b"r", b"\t": b"t", b"\v": b"v"}
@@ -109,7 +112,7 @@ def needs_no_repair(raw: bytes, policy: Undecodable) -> bool:
 class FrameTextRepair:
     """Repair of text in the frames of one replication session: plain transactions in order, before decoding.
 
-    The repair costs about 1 µs per row of short ASCII text and 1.5 µs per value of other rows. Frames of
+    The repair costs about 1 µs per row of short ASCII text and 1.5 µs per value of other rows. Rows of
     transactions at or below `after` stay unchanged, because the log contains these transactions. Malformed frames stay
     unchanged, because the decoder rejects them.
     """
@@ -138,7 +141,7 @@ class FrameTextRepair:
             return frame if clean else self._row(frame)
         if kind in {b"B", b"R"}:
             self._track(frame)
-        return frame
+        return self._message(frame) if kind == b"M" else frame
 
     def _track(self, frame: bytes) -> None:
         try:
@@ -149,6 +152,25 @@ class FrameTextRepair:
             self._relations[message.oid] = message
         elif isinstance(message, BeginMessage):
             self._position = Position.of(message.final_lsn, self._after.epoch)
+
+    def _message(self, frame: bytes) -> bytes:
+        """Return the frame of a logical message with a repaired prefix; the content may be any bytes."""
+        end = frame.find(b"\0", _PREFIX)
+        prefix = frame[_PREFIX:end]
+        if end < 0 or needs_no_repair(prefix, self._policy):
+            return frame
+        try:
+            repaired = repair_value(prefix, self._policy)
+        except UnicodeDecodeError as error:
+            is_transactional, lsn = frame[HEADER + 1] & 1, Lsn(int.from_bytes(frame[HEADER + 2 : _PREFIX], "big"))
+            position = self._position.lsn if is_transactional else lsn - 1
+            if position > self._after.lsn:
+                raise UndecodableValue(
+                    f"the prefix of the logical message at {lsn} has a value that is not UTF-8 at byte {error.start}"
+                ) from None
+            # the decoder parses messages of dropped transactions too
+            repaired = repair_value(prefix, Undecodable.REPLACE)
+        return frame[:_PREFIX] + repaired + frame[end:]
 
     def _row(self, frame: bytes) -> bytes:
         out, at = [frame[:_ROWS]], _ROWS

@@ -50,4 +50,4 @@ def _whole(tmp_path: Path) -> Path:
 
 
 def test_a_log_of_this_format_is_not_migrated(capsys: pytest.CaptureFixture[str], whole: Path) -> None:
-    assert run(capsys, "migrate", "log", "-c", whole).output == "✓ the log already has format 2\n"
+    assert run(capsys, "migrate", "log", "-c", whole).output == "✓ the log already has format 3\n"

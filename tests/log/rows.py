@@ -9,6 +9,8 @@ import pyarrow as pa
 from cdc.log.disk_format import CommitInfo, LogIdentity
 from cdc.log.writer import SegmentLimits
 from cdc.log_row import LOG_SCHEMA, Operation
+from cdc.logical_message import message_key
+from cdc.lsn import Lsn
 from cdc.position import Position
 from cdc.table import Column, ReplicaIdentity, TableSchema
 
@@ -35,6 +37,13 @@ def row(position: int, ordinal: int = 0, **fields: Any) -> dict[str, Any]:
         }
         | fields
     )
+
+
+def message_row(position: int, ordinal: int = 0, prefix: str = "app", **fields: Any) -> dict[str, Any]:
+    """A transactional logical message, with fields replaced."""
+    key = message_key(prefix, Lsn(position - 1), transactional=True)
+    control = {"op": Operation.MESSAGE.value, "relation": None, "topic": None, "after": None, "payload": b"hello"}
+    return row(position, ordinal, **(control | {"key": key} | fields))
 
 
 def table(*rows: dict[str, Any]) -> pa.Table:

@@ -11,7 +11,7 @@ from cdc.log.writer import LogWriter, SegmentLimits
 from cdc.position import Position
 from cdc.table import TableSchema
 from pipelines.compaction.compaction_steps import compact
-from tests.log.rows import IDENTITY, row, schema_of, table
+from tests.log.rows import IDENTITY, message_row, row, schema_of, table
 
 SEGMENT_PER_FILE = SegmentLimits(size=1, age=3600.0)
 """Every data file gets a segment of its own."""
@@ -62,10 +62,7 @@ def build_sample_log(root: Path) -> LogWriter:
         copy_end(100, 7),
         copy_end(100, 8, relation=ITEMS, topic="shop.items"),
     )
-    message = {"op": "m", "relation": None, "topic": "app", "key": None, "after": None, "payload": b"hello"}
-    commit_rows(
-        writer, row(110, 0), item_row(110, 1), row(110, 2, **message), row(110, 3), row(115, 0), item_row(115, 1)
-    )
+    commit_rows(writer, row(110, 0), item_row(110, 1), message_row(110, 2), row(110, 3), row(115, 0), item_row(115, 1))
     commit_rows(writer, last=117)
     commit_rows(
         writer, row(120, 0, op="d", before=[(1, "0")], after=None), row(120, 1, op="u", key=["9"], old_key=["0"])

@@ -9,6 +9,7 @@ import pytest
 
 from cdc.errors import ConfigError, LogTrimmed
 from cdc.log.export import ExportResult, export_range, write_lines, write_parquet
+from cdc.log.inspection import rows_of_tables
 from cdc.log.reader import LogReader
 from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
@@ -29,7 +30,7 @@ def places(out: Path) -> list[tuple[int, int]]:
 
 
 def test_parquet_holds_the_rows_as_they_are(log: LogReader, tmp_path: Path):
-    asked = export_range(log, None, None, None)
+    asked = export_range(log, None, None)
     done = write_parquet(log, asked, tmp_path / "out")
     expected = [r for batch in log.rows(log.oldest, Position(RESTORED + 10)) for r in batch.to_pylist()]
     (file,) = (tmp_path / "out").iterdir()
@@ -38,12 +39,12 @@ def test_parquet_holds_the_rows_as_they_are(log: LogReader, tmp_path: Path):
 
 
 def test_a_range_includes_both_of_its_ends(log: LogReader, tmp_path: Path):
-    write_parquet(log, export_range(log, Position(120), Position(130), None), tmp_path / "out")
+    write_parquet(log, export_range(log, Position(120), Position(130)), tmp_path / "out")
     assert {position for position, _ in places(tmp_path / "out")} == {120, 130}
 
 
 def test_of_named_tables_come_only_their_rows(log: LogReader, tmp_path: Path):
-    asked = export_range(log, None, None, lambda topic: topic == "shop.items")
+    asked = export_range(log, None, None, rows_of_tables(lambda topic: topic == "shop.items"))
     assert places_after(log, asked, tmp_path) == {(140, 1), (140, 2), (140, 3), (RESTORED + 10, 1)}
 
 
@@ -53,7 +54,7 @@ def places_after(log: LogReader, asked: object, folder: Path) -> set[tuple[int, 
 
 
 def test_files_end_after_so_many_rows(log: LogReader, tmp_path: Path):
-    done = write_parquet(log, export_range(log, None, None, None), tmp_path / "out", file_rows=3)
+    done = write_parquet(log, export_range(log, None, None), tmp_path / "out", file_rows=3)
     assert done.files > 2
     assert sorted(places(tmp_path / "out")) == sorted(set(places(tmp_path / "out")))
     assert len(places(tmp_path / "out")) == done.rows
@@ -62,7 +63,7 @@ def test_files_end_after_so_many_rows(log: LogReader, tmp_path: Path):
 def test_an_existing_file_is_never_overwritten(log: LogReader, tmp_path: Path):
     (tmp_path / "out").write_text("mine")
     for write in (
-        lambda: write_parquet(log, export_range(log, None, None, None), tmp_path / "out"),
+        lambda: write_parquet(log, export_range(log, None, None), tmp_path / "out"),
         lambda: write_lines([{}], tmp_path / "out"),
     ):
         with pytest.raises(ConfigError, match="already exists"):
@@ -87,5 +88,5 @@ def test_a_failed_export_leaves_no_file(tmp_path: Path):
 
 def test_what_was_trimmed_is_told_with_the_first_that_is_left(log: LogReader):
     with pytest.raises(LogTrimmed) as refused:
-        export_range(log, Position(100), None, None)
+        export_range(log, Position(100), None)
     assert str(Position(116)) in refused.value.fix

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cdc.errors import LogCorrupt, LogFenced, LogTrimmed
-from cdc.log.inspection import newest_rows
+from cdc.log.inspection import EVERY_ROW, newest_rows
 from cdc.log.reader import LogReader
 from cdc.log.removed_file_records import list_removals
 from cdc.log.vacuum import remove_staged_files
@@ -194,7 +194,7 @@ def test_the_commit_time_at_the_horizon_is_known(writer: LogWriter, tmp_path: Pa
 def test_people_are_shown_single_changes_alone(writer: LogWriter, tmp_path: Path):
     compact(tmp_path, 50)
     writer.trim([0, 1, 2, 3], Position(40))
-    shown = newest_rows(LogReader(tmp_path), lambda _topic: True, 100)
+    shown = newest_rows(LogReader(tmp_path), EVERY_ROW, 100)
     assert shown["position"].to_pylist() == [50, 60]
 
 

@@ -35,6 +35,8 @@ from cdc.pgoutput.reference_decoder import ReferenceDecoder
 from cdc.table import Column, ReplicaIdentity, TableSchema
 from tests.pgoutput.encode import POSTGRES_EPOCH, frame
 
+ODD_PREFIXES = ("", " ", "orders.created", "a\nb\tc", 'it\'s "quoted"', "../x\\*?[", "\U0001f600é", "x" * 100_000)
+"""Prefixes of logical messages that Postgres accepts."""
 DECODERS = (ReferenceDecoder, ColumnarDecoder)
 Decoder = ReferenceDecoder | ColumnarDecoder
 Event = DecodedRows | RelationSeen | DdlSeen | WatermarkSeen | SignalSeen | Keepalive
@@ -144,7 +146,8 @@ def _row(schema: TableSchema) -> st.SearchStrategy:
 
 _lsns = st.integers(1, 2**40).map(Lsn)
 _keepalives = st.builds(Keepalive, _lsns, st.booleans())
-_prefix = st.sampled_from([*sorted(OWN_PREFIXES), "audit"])
+_character = st.characters(exclude_categories=["Cs"], exclude_characters="\0")
+_prefix = st.one_of(st.sampled_from([*sorted(OWN_PREFIXES), "audit", ""]), st.text(_character, max_size=40))
 
 
 def _message(*, transactional: bool) -> st.SearchStrategy:

@@ -37,6 +37,7 @@ from tests.pgoutput.streams import (
     DECODERS,
     IGNORED,
     IGNORED_OID,
+    ODD_PREFIXES,
     ORDERS,
     TABLES,
     decode,
@@ -173,9 +174,13 @@ def test_a_truncate_is_one_row_per_table_asked_for(make):
     assert {(row["key"], row["after"], row["payload"]) for row in found} == {(None, None, None)}
 
 
-def test_a_message_is_a_row_of_no_table(make):
-    (row,) = decode(make(), transaction(600, Message(True, Lsn(550), "audit", b"\0\xff", 0)))
-    assert (row["op"], row["payload"], row["relation"], row["topic"], row["key"]) == ("m", b"\0\xff", None, None, None)
+@pytest.mark.parametrize("prefix", ODD_PREFIXES)
+def test_a_message_is_a_row_of_no_table_with_prefix_kind_and_lsn(make, prefix):
+    sent = Message(False, Lsn(0x1_0000_0010), prefix, b"", POSTGRES_EPOCH)
+    inside, outside = decode(make(), [*transaction(600, Message(True, Lsn(550), prefix, b"\0\xff", 0)), sent])
+    assert (inside["op"], inside["payload"], inside["relation"], inside["topic"]) == ("m", b"\0\xff", None, None)
+    assert inside["key"] == [prefix, "t", "0/226"]
+    assert (outside["op"], outside["payload"], outside["key"]) == ("m", b"", [prefix, "f", "1/10"])
 
 
 def test_a_heartbeat_leaves_no_row_and_moves_the_position(make):

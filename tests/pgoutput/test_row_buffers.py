@@ -17,16 +17,32 @@ def test_a_row_without_images_has_its_payload_and_null_relation_and_topic():
     state = new_state()
     state[kernel.POSITION] = 600
     buffers = RowBuffers(state, Capacity())
-    buffers.control(Operation.MESSAGE, -1, -1, b"content")
+    buffers.control(Operation.SCHEMA, -1, -1, b"content")
     buffers.control(Operation.TRUNCATE, 7, 0, None)
     batch = buffers.take(pa.array(["shop.t"]))
 
     assert batch.schema.equals(LOG_SCHEMA, check_metadata=True)
-    message, truncate = batch.to_pylist()
-    assert (message["op"], message["payload"], message["relation"], message["topic"]) == ("m", b"content", None, None)
+    schema, truncate = batch.to_pylist()
+    assert (schema["op"], schema["payload"], schema["relation"], schema["topic"]) == ("s", b"content", None, None)
     assert (truncate["op"], truncate["payload"], truncate["relation"], truncate["topic"]) == ("t", None, 7, "shop.t")
-    assert [message["ordinal"], truncate["ordinal"]] == [0, 1]
-    assert {message[name] for name in ("key", "old_key", "before", "after")} == {None}
+    assert [schema["ordinal"], truncate["ordinal"]] == [0, 1]
+    assert {schema[name] for name in ("key", "old_key", "before", "after")} == {None}
+
+
+def test_a_message_has_its_key_and_content_and_no_image_in_full_buffers_too():
+    buffers = RowBuffers(new_state(), Capacity(rows=1, children=(1,) * 4, nbytes=(1,) * 4))
+    keys = [["audit", "t", "0/1"], ["", "f", "FFFFFFFF/FFFFFFFF"], ["é" * 5000, "t", "1/0"]]
+    for key in keys:
+        buffers.message(key, b"\xff")
+    buffers.control(Operation.TRUNCATE, 7, 0, None)
+    batch = buffers.take(pa.array(["shop.t"]))
+
+    batch.validate(full=True)
+    assert batch["key"].to_pylist() == [*keys, None]
+    assert batch["op"].to_pylist() == ["m", "m", "m", "t"]
+    assert batch["payload"].to_pylist() == [b"\xff"] * 3 + [None]
+    assert batch["relation"].to_pylist() == [None, None, None, 7]
+    assert all(batch[name].null_count == 4 for name in ("old_key", "before", "after"))
 
 
 def test_the_next_buffers_have_the_capacity_that_the_last_ones_needed():

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from cdc.log.audit.finding import DamageKind
 from cdc.log.audit.verify import verify
+from cdc.log.disk_format import FORMAT
 from cdc.log.export import export_range, write_parquet
 from cdc.log.format_upgrade import MigrationResult, migrate_log
 from cdc.log.reader import LogReader
@@ -22,8 +23,8 @@ def test_a_log_in_a_bucket_is_verified_like_one_in_a_directory(s3: S3, tmp_path:
     commit_rows(writer, schema_row(100, 0, schema_version(ORDERS, "name")), row(100, 1))
     commit_rows(writer, row(110))
     assert verify(root).findings == ()
-    assert migrate_log(root) == MigrationResult(2, 2)
-    assert write_parquet(LogReader(root), export_range(LogReader(root), None, None, None), tmp_path / "out").rows == 3
+    assert migrate_log(root) == MigrationResult(FORMAT, FORMAT)
+    assert write_parquet(LogReader(root), export_range(LogReader(root), None, None), tmp_path / "out").rows == 3
     first, second = (next(iter((root / "changes" / f"segment={number}").glob("*.parquet"))) for number in (1, 2))
     content = bytearray(first.read_bytes())
     content[len(content) - 6] ^= 1
