@@ -16,7 +16,7 @@ from cdc.position import Position
 from tests.cli.command import run
 from tests.fixtures.forked import start
 from tests.fixtures.waiting import until
-from tests.log.rows import IDENTITY, LIMITS, info, row, schema_of, table
+from tests.log.rows import IDENTITY, LIMITS, info, message_row, row, schema_of, table
 
 
 @pytest.fixture
@@ -133,6 +133,69 @@ def test_tail_for_people_fits_a_line_per_change(capsys: pytest.CaptureFixture[st
     place, _, operation, topic, *rest = outcome.output.split()
     assert (place, operation, topic) == ("0/12C#1", "u", "shop.orders")
     assert "after=" in " ".join(rest)
+
+
+@pytest.fixture
+def with_messages(definition: Path) -> Path:
+    """The same with messages inside and outside a transaction, and one that an older version logged."""
+    writer = LogWriter.open(definition.parent / "log", IDENTITY, LIMITS)
+    append(
+        writer,
+        320,
+        message_row(315, xid=0, key=["orders.seen", "f", "0/13C"], payload=b"\xff"),
+        message_row(320, 0, prefix="orders.\x1b'é"),
+        row(320, 1),
+        message_row(320, 2, key=None, payload=b"old"),
+    )
+    return definition
+
+
+def test_tail_selects_messages_by_prefix(capsys: pytest.CaptureFixture[str], with_messages: Path) -> None:
+    def found(*options: str) -> list[tuple[str, int, str | None]]:
+        outcome = run(capsys, "tail", *options, "-c", with_messages, "--json")
+        assert outcome.status == 0, outcome.errors
+        changes = outcome.envelope["result"]["changes"]
+        return [(change["position"], change["ordinal"], change.get("prefix")) for change in changes]
+
+    seen, created, old = ("0/13B", 0, "orders.seen"), ("0/140", 0, "orders.\x1b'é"), ("0/140", 2, None)
+    assert found("--messages", "orders.*") == [seen, created]
+    assert found("--messages", "*") == [seen, created, old]
+    assert found("--messages", "*", "-n", "1") == [old]
+    assert found("--messages", "other") == []
+    assert found("--messages", "*.seen", "--since", "0/140") == []
+    assert found("orders", "--messages", "orders.?*é", "-n", "2") == [created, ("0/140", 1, None)]
+
+
+def test_tail_shows_a_message_on_one_safe_line(capsys: pytest.CaptureFixture[str], with_messages: Path) -> None:
+    outcome = run(capsys, "tail", "--messages", "*", "-c", with_messages)
+    seen, created, old = outcome.output.splitlines()
+    assert seen.startswith("0/13B#0 ")
+    assert seen.endswith('prefix="orders.seen" transactional=false lsn="0/13C" payload=/w==')
+    assert r'''prefix="orders.\u001b'é" transactional=true lsn="0/13F"''' in created
+    assert created.endswith('content="hello"')
+    assert old.endswith('prefix=null transactional=null lsn=null content="old"')
+
+
+def test_tail_of_neither_a_table_nor_messages_is_a_usage_error(
+    capsys: pytest.CaptureFixture[str], definition: Path
+) -> None:
+    outcome = run(capsys, "tail", "-c", definition)
+    assert outcome.status == 2
+    assert "--messages" in outcome.errors
+
+
+def test_inspect_shows_the_messages_of_a_transaction_and_a_message_outside_transactions(
+    capsys: pytest.CaptureFixture[str], with_messages: Path
+) -> None:
+    inside = run(capsys, "log", "inspect", "0/140", "-c", with_messages, "--json").envelope["result"]["changes"]
+    assert [(change["op"], change.get("prefix")) for change in inside] == [
+        ("m", "orders.\x1b'é"),
+        ("c", None),
+        ("m", None),
+    ]
+    outside = run(capsys, "log", "inspect", "0/13B", "-c", with_messages)
+    assert 'prefix="orders.seen"' in outside.output
+    assert "a message outside transactions at 0/13B" in outside.output
 
 
 WRONG = [("--format", "avro"), ("--op", "x"), ("--since", "yesterday"), ("--since", "1/x")]

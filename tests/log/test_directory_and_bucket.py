@@ -30,7 +30,7 @@ from tests.fixtures.waiting import until
 from tests.log.rows import IDENTITY, LIMITS, info, row, table
 from tests.log.simple_compaction import compact, latest_state, open_compactor, read_range
 from tests.log.table_writers import APPENDS, COMPACTS, TableWriter
-from tests.log.test_format_upgrade import FORMAT_1, told
+from tests.log.test_format_upgrade import DATA, told
 
 SMALL = SegmentLimits(size=1, age=3600.0)
 """Each commit begins a segment of its own."""
@@ -200,15 +200,17 @@ def test_new_files_of_the_open_segment_are_gathered_and_a_closed_one_is_settled(
     assert sorted(rows_of(root)) == wrote(*range(10, 160, 10))
 
 
-def test_a_log_of_an_older_format_is_migrated(root: Root) -> None:
-    for file in filter(Path.is_file, FORMAT_1.rglob("*")):
-        target = root / str(file.relative_to(FORMAT_1))
+@pytest.mark.parametrize("older", range(1, FORMAT))
+def test_a_log_of_an_older_format_is_migrated(root: Root, older: int) -> None:
+    recorded = DATA / f"format-{older}"
+    for file in filter(Path.is_file, recorded.rglob("*")):
+        target = root / str(file.relative_to(recorded))
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(file.read_bytes())
     before = told(root)
     with pytest.raises(LogFormatUnknown):
         LogWriter(root, LIMITS)
-    assert migrate_log(root) == MigrationResult(1, FORMAT)
+    assert migrate_log(root) == MigrationResult(older, FORMAT)
     assert told(root) == before
     append(LogWriter(root, LIMITS), 140)
     assert verify(root).is_sound

@@ -8,11 +8,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from cdc.errors import ConfigError, LogTrimmed
-from cdc.log.export import ExportResult, export_range, write_lines, write_parquet
-from cdc.log.inspection import rows_of_tables
+from cdc.log.export import ExportResult, export_range, sorted_rows, write_lines, write_parquet
+from cdc.log.inspection import EVERY_ROW, rows_of_tables
 from cdc.log.reader import LogReader
+from cdc.log.writer import LogWriter
 from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
+from tests.log.rows import IDENTITY, LIMITS, info, message_row, row, table
 from tests.log.sample_log import RESTORED, build_sample_log
 
 
@@ -49,8 +51,21 @@ def test_of_named_tables_come_only_their_rows(log: LogReader, tmp_path: Path):
 
 
 def places_after(log: LogReader, asked: object, folder: Path) -> set[tuple[int, int]]:
+    folder.mkdir(exist_ok=True)
     write_parquet(log, asked, folder / "out")  # type: ignore[arg-type]
     return set(places(folder / "out"))
+
+
+def test_without_named_tables_messages_come_too_as_lines_and_as_parquet(tmp_path: Path):
+    writer = LogWriter.open(tmp_path / "log", IDENTITY, LIMITS)
+    writer.commit(writer.stage(table(row(10, 0), message_row(10, 1), message_row(20, key=None))), info(20))
+    log = LogReader(tmp_path / "log")
+    every = {(10, 0), (10, 1), (20, 0)}
+    for selected, expected in ((EVERY_ROW, every), (rows_of_tables(lambda _topic: True), {(10, 0)})):
+        asked = export_range(log, None, None, selected)
+        rows = [row for part in sorted_rows(log, asked) for row in part.to_pylist()]
+        assert {(row["position"], row["ordinal"]) for row in rows} == expected
+        assert places_after(log, asked, tmp_path / str(len(expected))) == expected
 
 
 def test_files_end_after_so_many_rows(log: LogReader, tmp_path: Path):

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from cdc.errors import LogError, LogFenced, LogFormatUnknown
@@ -20,17 +21,30 @@ from cdc.log.table_io import open_table
 from cdc.log.trim_plan import Retention
 from cdc.log.vacuum import vacuum
 from cdc.log.writer import LogWriter
+from cdc.log_row import LOG_SCHEMA, Operation
+from cdc.logical_message import LogicalMessage
+from cdc.lsn import Lsn
 from cdc.position import Position
 from tests.cli.command import spawn
-from tests.log.rows import IDENTITY, LIMITS, info, row, table
+from tests.log.rows import IDENTITY, LIMITS, info, message_row, row, table
 
-FORMAT_1 = Path(__file__).parent / "data" / "format-1"
-"""Written by the last version that wrote format 1: compacted up to 0/6E and trimmed there, up to 0/82, no checksums."""
+DATA = Path(__file__).parent / "data"
+"""Each log was written by the last version that wrote its format: compacted up to 0/6E and trimmed there, up to 0/82.
+
+Format 1 has no checksums. Format 2 has a transactional message at 0/78 and another one at 0/7D.
+"""
+REMOVED_FILES = {1: 3, 2: 2}
+"""Files that the version removed from the log, but not from the disk."""
+
+
+@pytest.fixture(name="older", params=range(1, FORMAT))
+def _older(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
 
 
 @pytest.fixture(name="root")
-def _root(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(FORMAT_1, tmp_path / "log"))
+def _root(tmp_path: Path, older: int) -> Path:
+    return Path(shutil.copytree(DATA / f"format-{older}", tmp_path / "log"))
 
 
 def told(root: Root) -> tuple[Any, ...]:
@@ -55,23 +69,23 @@ def test_an_older_log_is_read_as_it_is(root: Path):
     assert {(r["position"], r["key"][0]) for r in rows if r["key"]} >= {(120, "7"), (130, "8")}
 
 
-def test_what_an_older_version_let_go_of_is_swept(root: Path):
-    """Its notes do not say how large the files are."""
-    assert vacuum(root, Retention(max_age=0.0, grace=0.0)).files == 3
+def test_what_an_older_version_let_go_of_is_swept(root: Path, older: int):
+    """The notes of format 1 do not say how large the files are."""
+    assert vacuum(root, Retention(max_age=0.0, grace=0.0)).files == REMOVED_FILES[older]
     assert not list((root / "_leaving").glob("*.json"))
 
 
-def test_an_older_log_is_not_written_and_the_error_says_what_to_do(root: Path):
-    with pytest.raises(LogFormatUnknown, match="has format 1") as refused:
+def test_an_older_log_is_not_written_and_the_error_says_what_to_do(root: Path, older: int):
+    with pytest.raises(LogFormatUnknown, match=f"has format {older}") as refused:
         LogWriter(root, LIMITS)
     assert "cdc migrate log" in refused.value.fix
-    with pytest.raises(LogFormatUnknown, match="has format 1"):
+    with pytest.raises(LogFormatUnknown, match=f"has format {older}"):
         CompactedWriter(root, LogReader(root).log_id)
 
 
-def test_migration_keeps_every_position_and_every_row(root: Path):
+def test_migration_keeps_every_position_and_every_row(root: Path, older: int):
     before = told(root)
-    assert migrate_log(root) == MigrationResult(1, FORMAT)
+    assert migrate_log(root) == MigrationResult(older, FORMAT)
     assert told(root) == before
     assert formats(root) == [FORMAT, FORMAT]
     assert verify(root).is_sound
@@ -85,6 +99,21 @@ def test_the_commit_that_says_so_carries_the_position_as_every_other_does(root: 
             commit_file(root / name, open_table(root / name).version()).read_text(), LogReader(root).log_id
         )
         assert (said.position, said.added) == (position, {})
+
+
+@pytest.mark.parametrize("older", [2], indirect=True)
+def test_messages_of_format_2_stay_without_a_prefix_next_to_new_ones_with_one(root: Path):
+    migrate_log(root)
+    writer = LogWriter(root, LIMITS)
+    writer.commit(writer.stage(table(message_row(140, prefix="orders.created"))), info(140))
+    rows = pa.Table.from_batches(LogReader(root).rows(Position(110), Position(140)), LOG_SCHEMA)
+    found = [LogicalMessage.from_row(row) for row in rows.to_pylist() if row["op"] == Operation.MESSAGE]
+    assert [(message.prefix, message.transactional, message.lsn, message.content) for message in found] == [
+        (None, None, None, b'{"id": 7}'),
+        (None, None, None, b"\xff\0"),
+        ("orders.created", True, Lsn(139), b"hello"),
+    ]
+    assert verify(root).is_sound
 
 
 def test_a_migrated_log_is_written_and_compacted_on(root: Path):
@@ -107,10 +136,11 @@ def test_migrating_again_changes_nothing(root: Path):
 @pytest.mark.parametrize(
     ("point", "left"),
     [
-        ("migrate_compacted", [1, FORMAT]),
+        ("migrate_compacted", [FORMAT - 1, FORMAT]),
         pytest.param("migrate_changes", [FORMAT, FORMAT], marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.parametrize("older", [FORMAT - 1], indirect=True)
 def test_killed_on_its_way_a_migration_is_run_again(tmp_path: Path, root: Path, point: str, left: list[int]):
     definition = tmp_path / "pipeline.yaml"
     definition.write_text(
@@ -142,6 +172,7 @@ def test_a_new_log_is_of_this_format(tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", [CHANGES, COMPACTED])
+@pytest.mark.parametrize("older", [FORMAT - 1], indirect=True)
 def test_a_newer_table_is_refused_by_every_reader_and_writer_and_left_alone(root: Path, name: str):
     migrate_log(root)
     log_id = LogReader(root).log_id

@@ -19,8 +19,8 @@ from cdc.log.json_output_formats import (
 )
 from cdc.position import Position
 from cdc.table import Column, TableSchema
+from tests.log.rows import message_row, schema_of
 from tests.log.rows import row as log_row
-from tests.log.rows import schema_of
 
 PLACE = SourceBlock("shop", "db", "1.0")
 SCHEMA = schema_of(16384, "name", "note")
@@ -125,6 +125,53 @@ def test_control_rows_are_shown_by_cdc_alone() -> None:
     schema, generation = shown(rows, MessageFormat.CDC)
     assert [column["name"] for column in schema["schema"]["columns"]] == ["id", "title", "note"]
     assert generation["older_than"] == str(Position(255))
+
+
+def message(flag: str = "t", **fields: Any) -> dict[str, Any]:
+    """A message at LSN 0/FA, in or before the transaction at 0/100."""
+    return message_row(256, 2, committed_at=COMMITTED, xid=77, **({"key": ["orders.é", flag, "0/FA"]} | fields))
+
+
+OLD: dict[str, Any] = {"key": None, "payload": b"\xff"}
+"""What the row of a message has that was logged before format 3."""
+
+
+def test_cdc_shows_prefix_kind_lsn_and_content_of_a_message() -> None:
+    found, old = shown([message("f"), message(**OLD)], MessageFormat.CDC)
+    assert {name: found[name] for name in ("op", "topic", "xid", "position")} == {
+        "op": "m", "topic": None, "xid": 77, "position": "0/100"
+    }  # fmt: skip
+    names = ("prefix", "transactional", "lsn", "payload")
+    assert [found[name] for name in names] == ["orders.é", False, "0/FA", "aGVsbG8="]
+    assert [old[name] for name in names] == [None, None, None, "/w=="]
+    assert "key" not in found
+
+
+def test_a_debezium_message_event_has_no_row_but_its_own_topic_key_and_lsn() -> None:
+    (found,) = shown([message()], MessageFormat.DEBEZIUM)
+    assert (found["topic"], found["key"], found["headers"]) == ("shop.message", {"prefix": "orders.é"}, {})
+    value = found["value"]
+    assert list(value) == ["source", "transaction", "op", "ts_ms", "ts_us", "ts_ns", "message"]
+    assert (value["op"], value["message"]) == ("m", {"prefix": "orders.é", "content": "aGVsbG8="})
+    source = value["source"]
+    assert [source[name] for name in ("lsn", "txId", "schema", "table")] == [250, 77, "", ""]
+    assert value["transaction"] == {"id": "77:256", "total_order": 3, "data_collection_order": 1}
+
+
+def test_a_debezium_message_outside_transactions_names_no_transaction() -> None:
+    (found,) = shown([message("f")], MessageFormat.DEBEZIUM)
+    assert "transaction" not in found["value"]
+    assert (found["value"]["source"]["txId"], found["value"]["source"]["lsn"]) == (None, 250)
+
+
+def test_a_debezium_message_of_an_older_log_has_the_lsn_of_its_position_and_no_prefix() -> None:
+    (found,) = shown([message(**OLD)], MessageFormat.DEBEZIUM)
+    assert (found["key"], found["value"]["message"]) == ({"prefix": None}, {"prefix": None, "content": "/w=="})
+    assert (found["value"]["source"]["lsn"], found["value"]["transaction"]["id"]) == (256, "77:256")
+
+
+def test_a_message_is_no_flat_row() -> None:
+    assert shown([message(), message(**OLD)], MessageFormat.FLAT) == []
 
 
 def test_names_follow_the_schema_rows_that_pass() -> None:

@@ -12,7 +12,7 @@ from cdc.log.bucket_files import Root
 from cdc.log.writer import LogWriter, SegmentLimits
 from pipelines.folding.fold import fold
 from tests.log.rows import IDENTITY, info, schema_of
-from tests.pipelines.fold_model import OTHER_SINK, SINK, Row, Source, log_row, to_arrow
+from tests.pipelines.fold_model import OTHER_SINK, SINK, Row, Source, log_row, message_row, to_arrow
 
 EACH_OF_ITS_OWN = SegmentLimits(size=1, age=3600.0)
 """Every file that is written closes its segment."""
@@ -37,7 +37,7 @@ def history(relation: int, random: Random, *, addressed: bool = False) -> Source
     if not addressed:
         source.log = [row | {"address": None} for row in source.log]
     source.log.insert(0, log_row(relation, (9, 0), "s", payload=b"{}"))
-    source.log.insert(1, log_row(relation, (9, 1), "m", payload=b"hello"))
+    source.log.insert(1, message_row((9, 1)))
     if random.random() < 0.2:
         source.log = [_keyless(row) for row in source.log if not row["partial"]]
     return source

@@ -11,6 +11,8 @@ from typing import Any
 import pyarrow as pa
 
 from cdc.log_row import LOG_SCHEMA
+from cdc.logical_message import message_key
+from cdc.lsn import Lsn
 
 Key = tuple[str, ...]
 Image = dict[int, str | None]
@@ -33,6 +35,12 @@ def log_row(relation: int, place: tuple[int, int], op: str, **fields: Any) -> Ro
     }
     moment = datetime.fromtimestamp(place[0], UTC)
     return dict.fromkeys(LOG_SCHEMA.names) | said | {"committed_at": moment, "partial": False} | fields
+
+
+def message_row(place: tuple[int, int], prefix: str = "a") -> Row:
+    """A logical message: a row of no table, whose key could be taken for that of a row."""
+    key = message_key(prefix, Lsn(place[0]), transactional=True)
+    return log_row(0, place, "m", key=key, payload=b"hello") | {"relation": None, "topic": None}
 
 
 def to_arrow(rows: Iterable[Row]) -> pa.Table:

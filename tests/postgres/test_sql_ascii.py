@@ -22,6 +22,7 @@ from cdc.errors import UndecodableValue, UndecodableWal
 from cdc.log.disk_format import LogIdentity
 from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter, SegmentLimits
+from cdc.logical_message import LogicalMessage
 from cdc.lsn import Lsn
 from cdc.metrics import Metrics
 from cdc.pgoutput.columnar_decoder import ColumnarDecoder
@@ -137,6 +138,27 @@ def test_undecodable_text_is_refused_by_default_and_named(encoded: str, encoding
         assert schema is not None
         with pytest.raises(UndecodableValue, match=r"column 'a' of table 'public.t' .* in row 0 of the copy"):
             CopyTextRepair(Undecodable.FAIL, schema)(b"".join(copy_table(conn, schema)))
+
+
+@pytest.mark.parametrize(
+    ("encoding", "policy", "expected"),
+    [
+        ("SQL_ASCII", Undecodable.BASE64, "base64:Y2Fm6Q=="),
+        ("SQL_ASCII", Undecodable.REPLACE, "caf\ufffd"),
+        ("LATIN1", Undecodable.FAIL, "café"),
+    ],
+)
+def test_the_prefix_of_a_message_is_utf8_in_every_encoding(
+    encoded: str, encoding: str, policy: Undecodable, expected: str
+):
+    with capture_stream(encoded) as capture:
+        with connect(encoded) as conn:
+            conn.execute(sql.SQL("SET client_encoding TO {}").format(sql.Literal(encoding)))
+            conn.execute(rb"SELECT pg_logical_emit_message(true, E'caf\xe9', '\xff'::bytea)")
+        batch = frame_text_repair(encoded, policy, Position(0))(FrameBatch.of(capture.frames()))
+        for decoder in (ReferenceDecoder(), ColumnarDecoder()):
+            (row,) = [row for row in capture.rows(decoder, batch).to_pylist() if row["payload"] == b"\xff"]
+            assert LogicalMessage.from_row(row).prefix == expected
 
 
 @pytest.mark.parametrize("encoding", ["SQL_ASCII"])

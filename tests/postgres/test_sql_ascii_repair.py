@@ -11,15 +11,17 @@ from hypothesis import strategies as st
 
 from cdc.config.source import Undecodable
 from cdc.errors import UndecodableValue
+from cdc.logical_message import LogicalMessage
+from cdc.lsn import Lsn
 from cdc.pgoutput.copy_decoder import CopyDecoder
 from cdc.pgoutput.message_parser import FrameBatch, parse_frame
-from cdc.pgoutput.messages import Delete, Insert, OldKind, OldTuple, Update
+from cdc.pgoutput.messages import AnyMessage, Delete, Insert, Message, OldKind, OldTuple, Update
 from cdc.pgoutput.reference_decoder import ReferenceDecoder
 from cdc.position import Position
 from cdc.postgres.sql_ascii import PREFIX, CopyTextRepair, FrameTextRepair, repair_value
 from tests.fixtures.examples import examples
-from tests.pgoutput.encode import frame
-from tests.pgoutput.streams import ORDERS, events, relation, rows, streams, transaction
+from tests.pgoutput.encode import POSTGRES_EPOCH, frame
+from tests.pgoutput.streams import DECODERS, ORDERS, events, relation, rows, streams, transaction
 from tests.pgoutput.test_copy_decoder import ESCAPES
 
 BAD = b"a\xffb"
@@ -65,6 +67,42 @@ def test_a_refused_value_is_named_by_table_column_transaction_and_byte():
         match=r"column 'c1' of table 'shop.orders' has a value that is not UTF-8 at byte 2, in row 1 of the copy",
     ):
         lines(b"1\t\\t2\xff\t3\n")
+
+
+def sent(prefix: str, *, transactional: bool = True, at: int = 600) -> list[AnyMessage]:
+    """A message with a content that is not UTF-8, in the transaction at `at` or alone just before it."""
+    message = Message(transactional, Lsn(at - 10), prefix, BAD, POSTGRES_EPOCH)
+    return transaction(at, message) if transactional else [message]
+
+
+def bad_messages(*messages: AnyMessage) -> FrameBatch:
+    """Frames in which MARK is bytes that are no UTF-8."""
+    return FrameBatch.of([frame(message).replace(MARK.encode(), BAD) for message in messages])
+
+
+@pytest.mark.parametrize("transactional", [True, False])
+@pytest.mark.parametrize(("policy", "prefix"), [(Undecodable.BASE64, "base64:Yf9i"), (Undecodable.REPLACE, "a\ufffdb")])
+def test_the_prefix_of_a_message_is_rewritten_and_its_content_is_not(policy, prefix, transactional):
+    batch = bad_messages(*sent(MARK, transactional=transactional), *sent("plain é", at=700))
+    found = [LogicalMessage.from_row(row) for row in decoded(FrameTextRepair(policy, NEVER)(batch))]
+    assert [(message.prefix, message.content) for message in found] == [(prefix, BAD), ("plain é", BAD)]
+    assert (found[0].transactional, found[0].lsn) == (transactional, 590)
+
+
+def test_a_base64_prefix_can_be_decoded_exactly():
+    (row,) = decoded(FrameTextRepair(Undecodable.BASE64, NEVER)(bad_messages(*sent("base64:YQ=="))))
+    assert row["key"][0] == "base64:YmFzZTY0OllRPT0="
+
+
+@pytest.mark.parametrize("transactional", [True, False])
+def test_a_refused_prefix_is_named_by_lsn_and_byte_unless_the_log_is_past_it(transactional):
+    batch = bad_messages(*sent(MARK, transactional=transactional), *sent("later", at=700))
+    with pytest.raises(UndecodableValue, match=r"prefix of the logical message at 0/24E has .* at byte 1"):
+        FrameTextRepair(Undecodable.FAIL, NEVER)(batch)
+    passed = FrameTextRepair(Undecodable.FAIL, Position(600))(batch)
+    for make in DECODERS:
+        found = rows(list(events(make(after=Position(600)), list(passed)))).to_pylist()
+        assert [row["key"][0] for row in found] == ["later"]
 
 
 def test_a_transaction_that_the_log_has_is_not_looked_at():

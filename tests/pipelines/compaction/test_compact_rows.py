@@ -21,7 +21,7 @@ from pipelines.compaction.compact_rows import (
 )
 from tests.fixtures.examples import examples
 from tests.pipelines.cold_log import cut, folded, histories, history
-from tests.pipelines.fold_model import OTHER_SINK, SINK, Row, Target, log_row, to_arrow
+from tests.pipelines.fold_model import OTHER_SINK, SINK, Row, Target, log_row, message_row, to_arrow
 
 HISTORIES = 8
 
@@ -202,7 +202,7 @@ def test_schemas_and_the_last_truncates_and_generations_stay() -> None:
         log_row(1, (9, 0), "g", payload=b"6"),
         log_row(1, (8, 0), "g", payload=b"7"),
         log_row(1, (7, 1), "g", payload=b"5"),
-        log_row(1, (9, 1), "m", payload=b"hello"),
+        message_row((9, 1)),
         log_row(2, (5, 2), "t"),
     ]
 

@@ -24,7 +24,7 @@ from pipelines.compaction.compaction_steps import CompactionLimits, CompactionRe
 from tests.benchmarks import log_amplification
 from tests.fixtures.examples import examples
 from tests.pipelines.cold_log import SPREAD, append, folded, histories, interleaved, log_writer, transactions
-from tests.pipelines.fold_model import Row, Source, Target, log_row, to_arrow
+from tests.pipelines.fold_model import Row, Source, Target, log_row, message_row, to_arrow
 
 START = Position(0)
 ONE_SEGMENT = SegmentLimits(size=1 << 30, age=3600.0)
@@ -236,7 +236,7 @@ def test_a_transaction_in_two_segments_is_compacted_as_a_whole(tmp_path: Path) -
 
 def test_a_range_without_remaining_rows_moves_the_horizon(tmp_path: Path) -> None:
     writer = log_writer(tmp_path)
-    append(writer, [[log_row(1, (5 * SPREAD, 0), "m", payload=b"hello")]])
+    append(writer, [[message_row((5 * SPREAD, 0))]])
 
     outcome = compact(None, tmp_path, everything=True)
     assert (outcome.rows_in, outcome.rows_out, compacted_state(tmp_path).horizon) == (1, 0, 5 * SPREAD)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pipelines.folding.fold import FOLDED_ARROW, fold
 from tests.fixtures.examples import examples
-from tests.pipelines.fold_model import SINK, Row, Source, Target, log_row, replay, to_arrow
+from tests.pipelines.fold_model import SINK, Row, Source, Target, log_row, message_row, replay, to_arrow
 
 HISTORIES = 60
 RANGES = 100  # relation numbers of one history: each of its ranges is folded as a relation of its own
@@ -237,7 +237,7 @@ def test_rows_before_a_truncate_or_a_generation_are_dropped() -> None:
 CONTROL = example(
     log_row(1, (5, 0), "s", payload=b"{}"),
     log_row(1, (5, 1), "s", payload=b"[]"),
-    log_row(1, (5, 2), "m", payload=b"hello"),
+    message_row((5, 2)),
     log_row(1, (6, 0), "b") | {"relation": None, "topic": None},
 )
 

@@ -15,7 +15,7 @@ from cdc.errors import InvalidDefinition, SchemaNotApplicable, ValueNotRepresent
 from cdc.log.reader import LogReader
 from cdc.table import Column, TableSchema, TableState
 from pipelines.source.data_source import LogStreamReader
-from tests.log.rows import row, schema_of
+from tests.log.rows import message_row, row, schema_of
 from tests.pipelines.source.frame_rows import commit, frame_of, frame_rows, schema_row
 
 ORDERS = schema_of(16384, "note", "large")
@@ -88,13 +88,12 @@ def test_a_deleted_row_has_its_old_image_or_at_least_its_key(tmp_path: Path) -> 
 
 def test_truncates_and_ended_copies_are_rows_without_values_and_messages_are_none(root: Path) -> None:
     controls: dict[str, Any] = {"key": None, "after": None}
-    message: dict[str, Any] = controls | {"relation": None, "topic": None}
     commit(
         root,
         40,
         row(40, 0, op="t", **controls),
         row(40, 1, op="g", payload=b"39", **controls),
-        row(40, 2, op="m", **message),
+        message_row(40, 2, prefix="40"),
         schema_row(40, ORDERS, 3),
     )
     assert listed(root, "_op", "id", after=30) == [("t", None), ("g", None)]
