@@ -271,6 +271,12 @@ BATCHES: Final = Metric("cdc_apply_batches_total", Kind.COUNTER, "batches publis
 DLQ_RECORDS: Final = Metric(
     "cdc_dlq_records", Kind.GAUGE, "number of keys in the dead-letter queue: the target refused their rows", _SINK
 )
+DELIVERY_EVENTS: Final = Metric(
+    "cdc_delivery_events_total", Kind.COUNTER, "number of events that the destination has acknowledged", _SINK
+)
+DELIVERY_DROPPED: Final = Metric(
+    "cdc_delivery_dropped_changes", Kind.GAUGE, "number of changes that the overload policy has left out", _SINK
+)
 VERIFY_SUCCESS: Final = Metric(
     "cdc_verify_last_success_timestamp_seconds",
     Kind.GAUGE,

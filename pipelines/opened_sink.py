@@ -21,7 +21,7 @@ from cdc.errors import LogError, LogTrimmed
 from cdc.log.reader import LogReader
 from pipelines.large_range_query import IDLE, LargeRangeQuery
 from pipelines.range_folder import RangeFolder
-from pipelines.runtime.consumer_registration import ConsumerRegistration, pinned_in
+from pipelines.runtime.consumer_registration import pinned_in, sink_registration
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.replay_pause import ReplayPauses
 from pipelines.runtime.sink_lease import SinkLeases
@@ -120,7 +120,7 @@ class OpenedSink:
             fold = RangeFolder(self._log, sink.name, sink.tables, keeps_history(sink))
             self.loop = SinkLoop(self.sink, fold, parts.cuts, progress)
             self.loop.open()
-            self._registration = ConsumerRegistration(definition.log.root, self._log.log_id, sink)
+            self._registration = sink_registration(definition.log.root, self._log.log_id, sink)
         except BaseException:
             self.sink.close()
             raise

@@ -32,6 +32,7 @@ COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {
     "query": ("query",),
     "search": ("search",),
     "indexes": ("indexes",),
+    "deliveries": ("deliveries", "deliver"),
     "verify": ("verify",),
     "dlq": ("dlq",),
     "replay": ("replay",),

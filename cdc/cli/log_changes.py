@@ -140,7 +140,7 @@ def tail(  # noqa: PLR0913, PLR0917 - one parameter per option
     printer = _Printer(form, op, json=json, follow=follow)
     definition, log = open_log(config)
     view = _LogMessages(log, definition, _row_selection(table, messages), printer)
-    start = _parse_since(log, since)
+    start = parse_since(log, since)
     if count is None:
         count = DEFAULT_COUNT if start is None else -1
     rows = view.newest(count, printer.operations) if start is None else view.since(*start)
@@ -330,7 +330,7 @@ def _topic_filter(glob: str) -> Callable[[str], bool]:
     return lambda topic: matches_name(topic, (glob,))
 
 
-def _parse_since(log: LogReader, text: str | None) -> tuple[Position, datetime | None] | None:
+def parse_since(log: LogReader, text: str | None) -> tuple[Position, datetime | None] | None:
     """Parse --since; return the position after which rows are printed, and the earliest commit time of the rows.
 
     The time is None if --since is a position. The result is None without --since.

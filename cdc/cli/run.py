@@ -30,6 +30,8 @@ class ProcessName(StrEnum):
     READER = "reader"
     #: Fills the sinks from the log; needs Java.
     APPLY = "apply"
+    #: Sends the log's changes as events, if the definition has deliveries.
+    DELIVER = "deliver"
     #: Serves API, page and metrics.
     SERVER = "server"
 
@@ -60,7 +62,7 @@ def run(
     only: Annotated[list[ProcessName] | None, typer.Option(help="Start only this process; may be repeated.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Run reader, apply process and server on this machine.
+    """Run reader, apply process, server and deliveries on this machine.
 
     The command restarts each child process that fails. After an error that an operator must correct, it restarts
     the process every five minutes. It restarts this process at once when the definition changes, a cdc command
@@ -88,7 +90,8 @@ def _supervise(config: Path, parts: Sequence[str], warm: WarmProcess | None, *, 
     if (exposure := definition.service.exposure) is not None and (not parts or ProcessName.SERVER in parts):
         raise exposure
     triggers = RestartTriggers(config, definition.catalog.url)
-    children = pipeline_children(str(config.resolve()), parts, copies_only=copies_only)
+    delivers = any(one.type != "stdout" for one in definition.deliveries)
+    children = pipeline_children(str(config.resolve()), parts, copies_only=copies_only, delivers=delivers)
     supervisor = Supervisor(children, triggers=triggers, warm=warm)
     supervisor.handle_signals()
     if not json:

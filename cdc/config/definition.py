@@ -19,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 
+from cdc.config.destinations import Delivery
 from cdc.config.field_types import (
     Glob,
     Location,
@@ -233,6 +234,8 @@ class Definition(Model):
     log: Log
     sinks: tuple[Sink, ...] = ()
     """Sinks to which the log is applied: Delta tables and search indexes."""
+    deliveries: tuple[Delivery, ...] = ()
+    """Deliveries of the log's changes as events, to brokers, files and sockets."""
     spark: Spark = Spark()
     catalog: CatalogLocation = CatalogLocation()
     service: Service = Service()

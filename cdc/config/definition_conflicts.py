@@ -95,6 +95,10 @@ def _names(definition: Definition) -> Iterator[Disagreement]:
         if sink.name in seen:
             yield Disagreement(("sinks", place, "name"), "another sink has this name")
         seen.add(sink.name)
+    for place, delivery in enumerate(definition.deliveries):
+        if delivery.name in seen:
+            yield Disagreement(("deliveries", place, "name"), "another sink or delivery has this name")
+        seen.add(delivery.name)
     matches: set[str] = set()
     for place, rule in enumerate(definition.tables):
         if rule.match in matches:

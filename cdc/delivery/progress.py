@@ -8,19 +8,21 @@ that finds another generation than its own was overtaken, and stops.
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
 from cdc import atomic_file
-from cdc.errors import DeliveryFenced, DeliveryOfAnotherLog, LogCorrupt
+from cdc.errors import CdcError, DeliveryFenced, DeliveryOfAnotherLog, LogCorrupt
 from cdc.log.bucket_files import Root
 from cdc.position import ChangePosition, Position
 
 FOLDER: Final = "_deliveries"
 """Name of the folder under the log's root that contains the files."""
 FORMAT: Final = 1
+ZERO: Final = Position(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +39,10 @@ class ParkedKey:
     """Topic of the event."""
     key: tuple[str | None, ...]
     """Texts of the key."""
-    code: str
-    message: str
-    parked_at: int
+    code: str = ""
+    message: str = ""
+    """Reason for which the first event was refused."""
+    parked_at: int = 0
     """Time in microseconds UTC."""
 
     @property
@@ -86,7 +89,7 @@ class Progress:
     """What a delivery has done. Every event up to `position` is acknowledged, dropped by policy, or of a parked key."""
 
     log_id: str
-    position: Position = Position(0)
+    position: Position = ZERO
     bootstrap: Position | None = None
     """Horizon of the compacted state that the delivery sends at first; None when it has sent all of it."""
     parked: Mapping[str, ParkedKey] = field(default_factory=dict)
@@ -132,6 +135,13 @@ class Progress:
         """Position after which the log must keep every change for this delivery."""
         firsts = (Position(max(0, key.first.position - 1)) for key in self.parked.values())
         return min((self.position, *firsts))
+
+    def parking(self, letter: ParkedKey, reason: CdcError) -> Self:
+        """Return the progress with one more parked key; a key that is parked already stays as it is."""
+        if letter.identity in self.parked:
+            return self
+        parked = replace(letter, code=reason.code, message=reason.message, parked_at=time.time_ns() // 1000)
+        return replace(self, parked={**self.parked, letter.identity: parked})
 
     def without(self, identity: str) -> Self:
         """Return the progress without one parked key."""

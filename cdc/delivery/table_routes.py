@@ -107,7 +107,9 @@ class TableRoute:
         """Return a column that topic, key or headers contain, and that no mask hides."""
         column = self._source.column(name)
         if column is None or column.generated:
-            raise TransformFailed(f"table {self._source.topic!r} has no column {name!r}, which a rule of a delivery names")
+            raise TransformFailed(
+                f"table {self._source.topic!r} has no column {name!r}, which a rule of a delivery names"
+            )
         if column.id in self._masks:
             raise TransformFailed(
                 f"column {name!r} of table {self._source.topic!r} is masked, so it cannot be in a topic, key or header"

@@ -1,4 +1,4 @@
-"""The child processes of one pipeline: reader, apply process and server, and the warm process they are forked from."""
+"""The child processes of one pipeline, and the warm process that they are forked from."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from cdc.service.warm_process import WarmProcess
 
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "apply": ("pipelines", "apply"),
+    "deliver": ("cdc", "deliver"),
     "reader": ("cdc", "reader"),
     "server": ("cdc", "server"),
 }
@@ -19,6 +20,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
 KERNELS: Final = "cdc.pgoutput.load_kernels:load_cached_kernels"
 IMPORTS: Final[Mapping[str, tuple[str, ...]]] = {
     "apply": ("cdc.cluster.spark_submit_command", "pipelines.new_sink_check", "pipelines.apply_process"),
+    "deliver": ("cdc.cli.app", "cdc.cli.deliveries", "cdc.delivery.delivery_process"),
     "reader": ("cdc.cli.app", "cdc.cli.run", "cdc.capture.reader_process", KERNELS),
     "server": ("cdc.cli.app", "cdc.cli.run", "cdc.service.api.server_process"),
 }
@@ -43,12 +45,16 @@ class Child:
     """
 
 
-def pipeline_children(config: str, only: Collection[str] = (), *, copies_only: bool = False) -> list[Child]:
+def pipeline_children(
+    config: str, only: Collection[str] = (), *, copies_only: bool = False, delivers: bool = False
+) -> list[Child]:
     """Return the child processes of one pipeline, in the order in which the supervisor stops them.
 
-    `only` contains the names of the processes to return; empty means all processes. With `copies_only`, the supervisor
-    does not restart the reader after exit status 0.
+    `only` contains the names of the processes to return; empty means all processes that the pipeline needs. With
+    `copies_only`, the supervisor does not restart the reader after exit status 0. delivers: the definition has
+    deliveries, so the pipeline needs the process `deliver`.
     """
+    wanted = set(only) or {name for name in COMMANDS if name != "deliver" or delivers}
     return [
         Child(
             name,
@@ -57,7 +63,7 @@ def pipeline_children(config: str, only: Collection[str] = (), *, copies_only: b
             imports=IMPORTS[name],
         )
         for name, command in COMMANDS.items()
-        if not only or name in only
+        if name in wanted
     ]
 
 

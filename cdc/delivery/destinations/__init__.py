@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Mapping
 from typing import Any, Final
 
-from cdc.delivery.destinations.contract import DeliveryIdentity, Destination
+from cdc.delivery.destinations.contract import DeliveryIdentity, Destination, Promise
 from cdc.errors import ClientMissing
 
 CLASSES: Final[Mapping[str, str]] = {
@@ -16,6 +16,12 @@ CLASSES: Final[Mapping[str, str]] = {
 }
 """Type of a delivery → module and class of its destination. Modules are imported when they are needed, because each
 imports its client library."""
+PROMISES: Final[Mapping[str, Promise]] = {
+    "file": Promise.EXACTLY_ONCE,
+    "stdout": Promise.AT_LEAST_ONCE,
+    "tcp": Promise.AT_LEAST_ONCE,
+}
+"""Type of a delivery → the promise of its class, which can be shown without the client library."""
 EXTRAS: Final[Mapping[str, str]] = {}
 """Type of a delivery → package extra with its client library; a type that needs no other package is missing."""
 

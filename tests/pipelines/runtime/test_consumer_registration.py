@@ -9,7 +9,7 @@ import pytest
 from cdc.log import consumers
 from cdc.log.consumers import FOLDER, Consumer
 from cdc.position import Position
-from pipelines.runtime.consumer_registration import ConsumerRegistration, target_uuid
+from pipelines.runtime.consumer_registration import sink_registration, target_uuid
 from tests.pipelines.shop_pipeline import ShopPipeline, make_shop
 
 
@@ -24,7 +24,7 @@ def word(ground: ShopPipeline) -> Consumer:
 
 
 def test_the_first_word_is_written_and_the_next_waits_until_it_is_time(ground: ShopPipeline) -> None:
-    registered = ConsumerRegistration(ground.definition.log.path, "log", ground.definition.sinks[0])
+    registered = sink_registration(ground.definition.log.path, "log", ground.definition.sinks[0])
     registered.report(Position(10))
     registered.report(Position(20))
     assert word(ground).position == 10
@@ -47,7 +47,7 @@ def test_a_target_is_the_same_consumer_under_another_name_and_another_one_at_ano
 def test_a_word_that_cannot_be_written_stops_nobody(ground: ShopPipeline) -> None:
     place = Path(ground.definition.log.path) / FOLDER
     place.write_text("in the way")
-    registered = ConsumerRegistration(ground.definition.log.path, "log", ground.definition.sinks[0])
+    registered = sink_registration(ground.definition.log.path, "log", ground.definition.sinks[0])
     registered.report(Position(10))
     registered.unregister()
     place.unlink()

@@ -1,0 +1,199 @@
+"""`cdc deliver`, which sends deliveries, and `cdc deliveries`, which shows and controls them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cdc import DEFAULT_CONFIG
+from cdc.cli.options import ConfigOption, JsonOption, YesOption, confirm
+from cdc.command_output import LineMark, aligned, echo, emit, line
+from cdc.errors import UnknownName
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cdc.catalog import Catalog, SinkProgress
+    from cdc.config import Definition
+    from cdc.config.destinations import Delivery
+
+NamesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(help="Send only these deliveries [default: all, except those to stdout].", metavar="[NAME]…"),
+]
+NameArgument = Annotated[str, typer.Argument(help="Name of a delivery of the definition.", metavar="NAME")]
+ToOption = Annotated[
+    str,
+    typer.Option(
+        "--to", help="Send again everything after this position or time; 'earliest' and 'latest' are possible, too."
+    ),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command `deliver` and the command group `deliveries` to the app."""
+    app.command()(deliver)
+    group = typer.Typer(
+        no_args_is_help=True, help="Show, pause, resume or rewind deliveries of events.", rich_markup_mode=None
+    )
+    for command in (ls, show, pause, resume, rewind):
+        group.command()(command)
+    app.add_typer(group, name="deliveries")
+
+
+def deliver(names: NamesArgument = None, config: ConfigOption = DEFAULT_CONFIG) -> None:
+    """Send the changes of the log to brokers, files and sockets, until ^C or SIGTERM; 'cdc run' starts this process.
+
+    A delivery of type stdout prints events, one JSON object per line: 'cdc deliver NAME | jq .value'.
+    """
+    from cdc.config import load_definition
+    from cdc.delivery.delivery_process import main
+    from cdc.logging_setup import configure_by_environment
+
+    configure_by_environment(str(config))
+    definition = load_definition(config)
+    chosen: list[Delivery] = [one for one in definition.deliveries if one.type != "stdout"]
+    if names:
+        chosen = [_delivery(definition, name) for name in names]
+    if not chosen:
+        raise UnknownName(
+            f"pipeline {definition.name!r} has no delivery to send",
+            remedy="add one to 'deliveries' in the definition, or write the name of a delivery to stdout",
+        )
+    raise typer.Exit(main(definition, chosen))
+
+
+def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
+    """List each delivery with its destination, promise, position, lag and state."""
+    from cdc.catalog import Catalog
+    from cdc.config import load_definition
+
+    definition = load_definition(config)
+    with Catalog.open(definition.catalog.url, migrate=False) as catalog:
+        found = [_fields(one, _progress(catalog, definition, one.name)) for one in definition.deliveries]
+    summary = "1 delivery" if len(found) == 1 else f"{len(found)} deliveries"
+    if json:
+        emit("deliveries ls", json=True, summary=summary, result={"deliveries": found})
+        return
+    if found:
+        names = ("name", "type", "promise", "state", "position", "lag_seconds", "reason")
+        rows = [tuple("" if one[name] is None else str(one[name]) for name in names) for one in found]
+        for text in aligned([("name", "type", "promise", "state", "position", "lag s", ""), *rows]):
+            echo(text)
+    emit("deliveries ls", json=False, summary=summary)
+
+
+def show(name: NameArgument, config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
+    """Show one delivery: what it sends, where it is, and its dead letters."""
+    from cdc.catalog import Catalog
+    from cdc.catalog.dead_letter_requests import to_json
+    from cdc.config import load_definition
+
+    definition = load_definition(config)
+    settings = _delivery(definition, name)
+    with Catalog.open(definition.catalog.url, migrate=False) as catalog:
+        result = _fields(settings, _progress(catalog, definition, name))
+        letters = [to_json(one) for one in catalog.dead_letters.ls(definition.name) if one.sink == name]
+    summary = f"delivery {name!r}: {result['state']}, {len(letters)} dead letters"
+    if json:
+        emit("deliveries show", json=True, summary=summary, result={**result, "dead_letters": letters})
+        return
+    for key, value in result.items():
+        echo(f"{key + ':':14}{'' if value is None else value}")
+    for letter in letters:
+        line(LineMark.BAD, f"{letter['code']} {letter['table']} {letter['key']}: {letter['message']}", fix="cdc dlq ls")
+    emit("deliveries show", json=False, summary=summary)
+
+
+def pause(name: NameArgument, config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
+    """Pause a delivery until 'cdc deliveries resume'; the log keeps its changes, at most for log.retain.max."""
+    from cdc.catalog import delivery_requests
+
+    _change("pause", name, config, json=json, act=delivery_requests.pause)
+
+
+def resume(name: NameArgument, config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
+    """Let a paused delivery continue where it was."""
+    from cdc.catalog import delivery_requests
+
+    _change("resume", name, config, json=json, act=delivery_requests.resume)
+
+
+def rewind(
+    name: NameArgument,
+    to: ToOption = "earliest",
+    config: ConfigOption = DEFAULT_CONFIG,
+    yes: YesOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Send a range of the log again, from a position up to now. Every event has the same id as before.
+
+    The running process carries the request out. 'latest' skips everything that was not sent yet.
+    """
+    from getpass import getuser
+
+    from cdc.catalog import Catalog, delivery_requests
+    from cdc.cli.log_changes import parse_since
+    from cdc.cli.log_storage import open_log
+    from cdc.position import Position
+
+    definition, log = open_log(config)
+    _delivery(definition, name)
+    ends = {"earliest": Position(0), "latest": log.durable or Position(0)}
+    found = None if to in ends else parse_since(log, to)
+    position = ends[to] if found is None else found[0]
+    confirm(f"send delivery {name!r} again from position {position}", yes=yes)
+    with Catalog.open(definition.catalog.url) as catalog:
+        number = delivery_requests.request_rewind(catalog, definition.name, name, str(position), getuser())
+        is_done = delivery_requests.await_rewind(catalog, number)
+    summary = f"delivery {name!r} continues after {position}"
+    if not is_done:
+        summary = f"delivery {name!r} will continue after {position} as soon as 'cdc run' or 'cdc deliver' runs"
+    emit("deliveries rewind", json=json, summary=summary, result={"position": str(position), "done": is_done})
+
+
+def _change(verb: str, name: str, config: Path, *, json: bool, act: Any) -> None:
+    from getpass import getuser
+
+    from cdc.catalog import Catalog
+    from cdc.config import load_definition
+
+    definition = load_definition(config)
+    _delivery(definition, name)
+    with Catalog.open(definition.catalog.url) as catalog:
+        changed = act(catalog, definition.name, name, getuser())
+    state = {"pause": "paused", "resume": "running"}[verb]
+    summary = f"delivery {name!r} is {state}" + ("" if changed else " already")
+    emit(f"deliveries {verb}", json=json, summary=summary, result={"delivery": name, "changed": changed})
+
+
+def _delivery(definition: Definition, name: str) -> Delivery:
+    known = {one.name: one for one in definition.deliveries}
+    if name not in known:
+        names = ", ".join(map(repr, known)) or "none"
+        raise UnknownName(
+            f"pipeline {definition.name!r} has no delivery {name!r}", remedy=f"this definition has: {names}"
+        )
+    return known[name]
+
+
+def _progress(catalog: Catalog, definition: Definition, name: str) -> SinkProgress | None:
+    return next((one for one in catalog.sinks.ls(definition.name) if one.sink == name), None)
+
+
+def _fields(settings: Delivery, progress: SinkProgress | None) -> dict[str, Any]:
+    from cdc.delivery.destinations import PROMISES
+    from cdc.position import Position
+
+    return {
+        "name": settings.name,
+        "type": settings.type,
+        "promise": PROMISES[settings.type].value,
+        "format": settings.format.value,
+        "topic": settings.topic,
+        "state": "not started" if progress is None else progress.state,
+        "reason": None if progress is None else progress.reason,
+        "position": None if progress is None else str(Position(progress.position)),
+        "lag_seconds": None if progress is None else round(progress.lag_seconds, 3),
+    }

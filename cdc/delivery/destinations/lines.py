@@ -1,0 +1,157 @@
+"""Destinations that take events as lines of JSON: standard output, and a TCP connection with backpressure."""
+
+from __future__ import annotations
+
+import base64
+import json
+import socket
+import sys
+from collections.abc import Sequence
+from typing import BinaryIO, ClassVar, Final
+
+from cdc.config.destinations import SocketDelivery, StdoutDelivery
+from cdc.delivery.destinations.contract import DeliveryIdentity, Event, Promise
+from cdc.errors import DestinationUnavailable
+
+TIMEOUT: Final = 30.0
+"""Seconds for which a receiver may take no bytes, or not answer, before the connection counts as broken."""
+
+
+def line_of(event: Event) -> bytes:
+    r"""Return an event as one line: `{"id", "topic", "key", "value", "headers"}`.
+
+    Key and value are JSON where they are JSON, otherwise text; bytes that are not UTF-8 are `{"base64": …}`. The
+    position and ordinal are in the id.
+    """
+    headers = {name: _text(value) for name, value in event.headers}
+    head = json.dumps({"id": event.id, "topic": event.topic}, ensure_ascii=False)[:-1].encode()
+    return b"".join(
+        (
+            head,
+            b', "key": ',
+            _json(event.key),
+            b', "value": ',
+            _json(event.value),
+            b', "headers": ',
+            _dumped(headers),
+            b"}\n",
+        )
+    )
+
+
+def _json(content: bytes | None) -> bytes:
+    """Return content as JSON: unchanged if it looks like an object that one of the formats has made."""
+    if content is None:
+        return b"null"
+    if content[:1] == b"{" and content[-1:] == b"}" and b"\n" not in content and _is_json(content):
+        return content
+    return _dumped(_text(content))
+
+
+def _is_json(content: bytes) -> bool:
+    try:
+        json.loads(content)
+    except ValueError:
+        return False
+    return True
+
+
+def _text(content: bytes) -> str | dict[str, str]:
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(content).decode()}
+
+
+def _dumped(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False).encode()
+
+
+class StdoutDestination:
+    """Prints events. A reader that is slow, such as a pipe, slows the delivery down; one that ends, ends it."""
+
+    promise: ClassVar = Promise.AT_LEAST_ONCE
+    stores_progress: ClassVar = False
+
+    def __init__(self, settings: StdoutDelivery, identity: DeliveryIdentity, output: BinaryIO | None = None) -> None:
+        del settings, identity
+        self._output = output or sys.stdout.buffer
+
+    def open(self) -> bytes | None:
+        """Do nothing: standard output is open."""
+        return None
+
+    def send(self, events: Sequence[Event]) -> None:
+        """Print the events."""
+        self._output.writelines(map(line_of, events))
+
+    def commit(self, progress: bytes) -> None:
+        """Wait until the other end of a pipe, or a file, has taken every line."""
+        del progress
+        self._output.flush()
+
+    def close(self) -> None:
+        """Do nothing: standard output stays open."""
+
+
+class SocketDestination:
+    """Writes events to a TCP connection."""
+
+    promise: ClassVar = Promise.AT_LEAST_ONCE
+    stores_progress: ClassVar = False
+
+    def __init__(self, settings: SocketDelivery, identity: DeliveryIdentity) -> None:
+        del identity
+        self._settings = settings
+        self._socket: socket.socket | None = None
+        self._answers: BinaryIO | None = None
+        self._pending: list[str] = []
+
+    def open(self) -> bytes | None:
+        """Connect."""
+        place = self._settings.host, self._settings.port
+        try:
+            self._socket = socket.create_connection(place, timeout=TIMEOUT)
+        except OSError as exc:
+            raise self._broken(exc) from exc
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._answers, self._pending = self._socket.makefile("rb"), []
+        return None
+
+    def send(self, events: Sequence[Event]) -> None:
+        """Write the events; the call waits while the receiver does not read."""
+        assert self._socket is not None  # noqa: S101 - the contract: opened before
+        try:
+            self._socket.sendall(b"".join(map(line_of, events)))
+        except OSError as exc:
+            raise self._broken(exc) from exc
+        if self._settings.acknowledge:
+            self._pending += [event.id for event in events]
+
+    def commit(self, progress: bytes) -> None:
+        """Wait for the acknowledgement of each event, if the receiver sends them."""
+        del progress
+        assert self._answers is not None  # noqa: S101 - the contract: opened before
+        for expected in self._pending:
+            try:
+                answer = self._answers.readline()
+            except OSError as exc:
+                raise self._broken(exc) from exc
+            if answer.decode(errors="replace").split(maxsplit=1)[:1] != [expected]:
+                raise DestinationUnavailable(
+                    f"{self._place} acknowledged another event than the expected one, or closed the connection"
+                )
+        self._pending = []
+
+    def close(self) -> None:
+        """Disconnect."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    @property
+    def _place(self) -> str:
+        return f"{self._settings.host}:{self._settings.port}"
+
+    def _broken(self, exc: OSError) -> DestinationUnavailable:
+        return DestinationUnavailable(f"the connection to {self._place} failed: {exc.strerror or type(exc).__name__}")

@@ -1,0 +1,89 @@
+"""Overload policy: which changes a delivery leaves out while it is behind. Without a policy it leaves out none."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc.config.deliveries import DeliverySettings, Drop, Overload
+from cdc.delivery.destinations.contract import ID_HEADER, POSITION_HEADER, DeliveryIdentity, Event
+from cdc.log_row import ROW_OPERATIONS
+from cdc.position import Position
+
+LATEST_BATCHES: Final = 10
+"""Number of batches among which the policy `latest` looks for the newest change of a key."""
+_ROWS: Final = pa.array(sorted(one.value for one in ROW_OPERATIONS))
+
+
+class Selection(NamedTuple):
+    """The rows that are sent, and what was left out."""
+
+    rows: pa.Table
+    dropped: int = 0
+    gap: Event | None = None
+    """Event that reports the dropped changes; None if there are none."""
+
+
+class OverloadPolicy:
+    """The policy of one delivery."""
+
+    def __init__(self, settings: DeliverySettings, identity: DeliveryIdentity) -> None:
+        self._policy, self._identity = settings.on_overload, identity
+
+    def most(self, batch: int) -> int:
+        """Return the maximum number of rows of a window."""
+        return batch * LATEST_BATCHES if self._policy is Overload.LATEST else batch
+
+    def selected(self, rows: pa.Table, *, is_behind: bool) -> Selection:
+        """Select the rows of a window that are sent. is_behind: the log has changes after the window."""
+        if self._policy is Overload.LATEST and is_behind:
+            return _newest(rows)
+        if isinstance(self._policy, Drop):
+            return self._recent(rows, self._policy.drop.older_than)
+        return Selection(rows)
+
+    def _recent(self, rows: pa.Table, seconds: float) -> Selection:
+        oldest = time.time_ns() // 1000 - int(seconds * 1_000_000)
+        is_kept = pc.greater_equal(rows["committed_at"].cast(pa.int64()), oldest)
+        is_kept = pc.or_(is_kept, pc.invert(pc.is_in(rows["op"], _ROWS)))
+        dropped = rows.filter(pc.invert(is_kept))
+        if not dropped.num_rows:
+            return Selection(rows)
+        first, last = (Position(dropped["position"][place].as_py()) for place in (0, dropped.num_rows - 1))
+        identity = f"{self._identity.log_id}/{last!s}/{dropped['ordinal'][dropped.num_rows - 1].as_py()}/gap"
+        content = {"dropped": dropped.num_rows, "first": str(first), "last": str(last), "older_than_s": seconds}
+        gap = Event(
+            id=identity,
+            position=int(last),
+            ordinal=dropped["ordinal"][dropped.num_rows - 1].as_py(),
+            topic=f"{self._identity}.gaps",
+            key=None,
+            value=json.dumps(content).encode(),
+            headers=((ID_HEADER, identity.encode()), (POSITION_HEADER, str(last).encode())),
+        )
+        return Selection(rows.filter(is_kept), dropped.num_rows, gap)
+
+
+def _newest(rows: pa.Table) -> Selection:
+    """Select the newest change of each key. If it is partial, select the older ones of its key too, because they may
+    contain the columns that it does not.
+    """
+    place = pa.array(range(rows.num_rows), pa.int64())
+    table = rows.select(["relation", "key", "op", "partial"]).append_column("place", place)
+    is_row = pc.and_(pc.is_in(rows["op"], _ROWS), pc.is_valid(rows["key"]))
+    keyed = table.filter(is_row)
+    if not keyed.num_rows:
+        return Selection(rows)
+    text = pc.binary_join(keyed["key"].cast(pa.list_(pa.string())), "\0")
+    keyed = keyed.drop_columns(["key"]).append_column("text", text)
+    newest = keyed.group_by(["relation", "text"]).aggregate([("place", "max"), ("partial", "max")])
+    joined = keyed.join(newest, ["relation", "text"])
+    chosen = joined.filter(pc.or_(pc.equal(joined["place"], joined["place_max"]), joined["partial_max"]))["place"]
+    others = table.filter(pc.invert(is_row))["place"]
+    kept = pc.is_in(place, pa.concat_arrays([*chosen.chunks, *others.chunks]) if chosen.num_chunks else others)
+    selected = rows.filter(kept)
+    return Selection(selected, rows.num_rows - selected.num_rows)
