@@ -32,6 +32,7 @@ class DeliveryFigures:
         self._error: CdcError | None = None
         self._notice: str | None = None
         self._letters: tuple[DeadLetter, ...] = ()
+        figures.add(metrics.DELIVERY_EVENTS, 0, *self._labels)
 
     def record_opened(self, progress: Progress) -> None:
         """Record that the destination was opened."""

@@ -149,7 +149,7 @@ class DeliveryReporter(Thread):
         while True:
             is_last = self._ended.wait(REPORT_EVERY)
             try:
-                self._report("stopped" if is_last else "running")
+                self._report(is_last=is_last)
             except CdcError as exc:
                 self._recorded.forget()
                 log.warning(
@@ -160,7 +160,7 @@ class DeliveryReporter(Thread):
             if is_last:
                 return
 
-    def _report(self, state: str) -> None:
+    def _report(self, *, is_last: bool) -> None:
         failure = next((runner.failure for runner in self._runners if runner.failure is not None), None)
         figures = [figure for runner in self._runners for figure in runner.process_metrics.to_json()]
         self._catalog.processes.report(
@@ -168,7 +168,7 @@ class DeliveryReporter(Thread):
                 pipeline=self._pipeline,
                 process="deliver",
                 pid=os.getpid(),
-                state=state,
+                state="running" if not is_last else "stopped" if failure is None else "failed",
                 error=None if failure is None else failure.to_json(),
                 figures=figures,
             )

@@ -20,6 +20,7 @@ from cdc.metrics import (
     COMPACTION_CHANGES,
     COMPACTION_SECONDS,
     COMPILING,
+    DELIVERY_EVENTS,
     LOG_HORIZON,
     LOG_POSITION,
     SINK_LAG_BYTES,
@@ -96,7 +97,7 @@ class SourceStatus:
 
 @dataclass(frozen=True, slots=True)
 class SinkStatus:
-    """Progress of one sink, which apply fills from the log."""
+    """Progress of one sink, which apply fills from the log, or of one delivery, which `deliver` sends from the log."""
 
     name: str
     state: str
@@ -108,9 +109,12 @@ class SinkStatus:
     lag_seconds: float | None
     lag_bytes: float | None
     rows: float
-    """Number of folded rows that apply has merged into the sink since apply started."""
+    """Number of folded rows that apply has merged into the sink, or of events that the delivery has sent, since the
+    process started."""
     stalled_seconds: float | None = None
     """Seconds for which the log has had changes that the sink has not published; null if the sink is not stalled."""
+    process: str = "apply"
+    """Process that moves it: `apply` for a sink, `deliver` for a delivery."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +165,13 @@ def pipeline_status(
     reported = {process: ReportedMetrics(report.figures) for process, report in reports.items()}
     source = _source(reported.get("reader", ReportedMetrics(())), silence["reader"])
     durable = reported.get("reader", ReportedMetrics(())).get(LOG_POSITION)
-    applied = reported.get("apply", ReportedMetrics(()))
-    sinks = tuple(_sink(progress, applied, durable, silence["apply"]) for progress in catalog.sinks.ls(name))
+    applied, delivered = (reported.get(process, ReportedMetrics(())) for process in ("apply", "deliver"))
+    sinks = tuple(
+        _sink(progress, applied, durable, silence["apply"])
+        if (sent := delivered.get(DELIVERY_EVENTS, progress.sink)) is None
+        else replace(_sink(progress, delivered, durable, silence["deliver"]), rows=sent, process="deliver")
+        for progress in catalog.sinks.ls(name)
+    )
     backfills = tuple(list_backfills(catalog, name))
     tables = table_statuses(catalog.tables.ls(name), backfills)
     log = None if log is None else _log(log, source, applied)
@@ -345,7 +354,9 @@ def _sink_problems(sinks: Iterable[SinkStatus]) -> Iterable[Problem]:
     for s in sinks:
         if s.state == "failed":
             yield problem_from_reason(
-                f"sink {s.name}", s.reason or s.state, "read the log of the apply process; apply retries the sink"
+                f"{'delivery' if s.process == 'deliver' else 'sink'} {s.name}",
+                s.reason or s.state,
+                f"read the log of the process {s.process!r}, which tries again",
             )
 
 

@@ -156,7 +156,8 @@ class StatusSampler:
         self._context = PageContext(
             source=describe_dsn(definition.source.dsn.reveal()),
             log=log_root,
-            sink_types={s.name: s.engine if s.type == "search" else s.type for s in definition.sinks},
+            sink_types={s.name: s.engine if s.type == "search" else s.type for s in definition.sinks}
+            | {delivery.name: delivery.type for delivery in definition.deliveries},
             definition=definition_name,
             may_change=may_change(definition.service),
         )
