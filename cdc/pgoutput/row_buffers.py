@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Final, Self
 
 import numpy as np
@@ -118,15 +119,17 @@ class RowBuffers:
 
     def _put_key(self, values: Sequence[bytes]) -> None:
         """Append the values to the column `key`, of which alone the buffers grow: a prefix can be as long as a row."""
-        used, nbytes = len(self.rows.position), sum(map(len, values))
-        texts = _grown(self.rows.key, (used, used), (len(values), nbytes))
-        self.rows = self.rows._replace(key=texts)
-        for value in values:
-            child, end = texts.used.tolist()
-            texts.text[end : end + len(value)] = np.frombuffer(value, np.uint8)
-            texts.offsets[child + 1] = end + len(value)
-            texts.ids[child], texts.present[child] = 0, True
-            texts.used[:] = child + 1, end + len(value)
+        texts, text = self.rows.key, b"".join(values)
+        first, start = texts.used.tolist()
+        last, end = first + len(values), start + len(text)
+        if last > len(texts.present) or end > len(texts.text):
+            rows = len(self.rows.position)
+            texts = _grown(texts, (rows, rows), (len(values), len(text)))
+            self.rows = self.rows._replace(key=texts)
+        texts.text[start:end] = np.frombuffer(text, np.uint8)
+        texts.offsets[first + 1 : last + 1] = list(accumulate(map(len, values), initial=start))[1:]
+        texts.ids[first:last], texts.present[first:last] = 0, True
+        texts.used[:] = last, end
 
     def _payload_column(self, count: int) -> pa.Array:
         if not self._payloads:
