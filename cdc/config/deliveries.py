@@ -9,6 +9,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from cdc.config.field_types import Glob, Identifier, Model, Name, Switch, Whole, invalid, placeholders
+from cdc.config.sql_expression import Expression
 from cdc.config.transform import Transform
 from cdc.config.units import Seconds
 
@@ -131,6 +132,9 @@ class DeliveryRule(Model):
     """Columns that are the key of the events; default the primary key. Order holds only between events of one key."""
     headers: Mapping[str, Identifier] = {}
     """Additional headers: name of the header → column."""
+    when: Expression | None = None
+    """Condition in Spark SQL over `op` and the columns of both images, for example `after.status <> before.status`;
+    only changes for which it is true are sent. `before` needs REPLICA IDENTITY FULL; of a delete, `after` is null."""
     transform: Transform | None = None
     """Transformation of the rows before they are encoded: `drop`, `rename` and `mask`."""
 

@@ -23,7 +23,7 @@ from cdc.delivery.log_windows import LogWindow, next_window
 from cdc.delivery.outbox_route import OutboxRoute
 from cdc.delivery.overload import OverloadPolicy
 from cdc.delivery.progress import ParkedKey, Progress
-from cdc.delivery.table_routes import TableRoute
+from cdc.delivery.table_routes import RoutedChanges, TableRoute
 from cdc.errors import CdcError
 from cdc.log.reader import LogReader
 from cdc.log_row import Operation
@@ -223,7 +223,7 @@ class EventSource:
         for part in route.routed(own):
             yield _Group(
                 rows=chosen[part.indices],
-                encoded=self._format.encode(part.changes),
+                encoded=self._format.encode(part.changes) if part.refusal is None else _refused(part),
                 topics=part.changes.topic,
                 headers=part.headers,
                 key=part.key,
@@ -271,6 +271,14 @@ class EventSource:
             if fnmatch.fnmatchcase(prefix or "", rule.prefix):
                 return rule.topic.format(pipeline=self._identity.pipeline, prefix=prefix or "")
         return None
+
+
+def _refused(part: RoutedChanges) -> EncodedEvents:
+    """Return no events: every change of the part is refused."""
+    assert part.refusal is not None  # noqa: S101 - the caller has checked
+    nothing = pa.array([], pa.binary())
+    refused = dict.fromkeys(range(part.changes.count), part.refusal)
+    return EncodedEvents(source=np.empty(0, np.int64), keys=nothing, values=nothing, refused=refused)
 
 
 def _assembled(rows: pa.Table, groups: Sequence[_Group], log_id: str) -> EventPart:

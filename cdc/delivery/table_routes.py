@@ -16,7 +16,8 @@ from cdc.config.deliveries import DeliveryRule, DeliverySettings
 from cdc.delivery.formats.contract import Headers
 from cdc.delivery.formats.json_arrays import concatenated
 from cdc.delivery.formats.table_changes import Image, TableChanges, table_changes
-from cdc.errors import TransformFailed
+from cdc.delivery.row_condition import RowCondition
+from cdc.errors import CdcError, TransformFailed
 from cdc.log_row import ROW_OPERATIONS, Operation
 from cdc.stores.column_mask import Mask, transformed_columns
 from cdc.table import Column, TableSchema, matches
@@ -34,6 +35,8 @@ class RoutedChanges:
     changes: TableChanges
     headers: list[Headers] | None
     """Additional headers of each change; None if the rule adds none."""
+    refusal: CdcError | None = None
+    """Reason for which none of the changes can be sent."""
 
     def key(self, number: int) -> tuple[str | None, ...]:
         """Return the texts of the key of a change, by which events stay in order."""
@@ -48,6 +51,7 @@ class TableRoute:
         rule = rule or DeliveryRule.model_construct(match=schema.topic)
         self._source = schema
         self._schema, self._masks = transformed_columns(rule.transform or Transform(), schema)
+        self._condition = None if rule.when is None else RowCondition(rule.when, schema)
         self._key = tuple(self._column(name) for name in rule.key)
         if self._key:
             self._schema = _with_key(self._schema, [column.id for column in self._key])
@@ -64,6 +68,12 @@ class TableRoute:
         kept = np.flatnonzero(pc.is_in(rows["op"], _SENT).to_numpy(zero_copy_only=False))
         if len(kept) < rows.num_rows:
             rows = rows.take(pa.array(kept))
+        if self._condition is not None and rows.num_rows:
+            found = self._condition.matches(table_changes(self._source, "", rows))
+            if len(found.failed):
+                refused = self._changes("", rows.take(pa.array(found.failed)), kept[found.failed])
+                yield replace(refused, refusal=self._condition.refusal())
+            rows, kept = rows.take(pa.array(found.kept)), kept[found.kept]
         if not rows.num_rows:
             return
         if not any(isinstance(piece, Column) for piece in self._topic):
