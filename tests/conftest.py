@@ -67,7 +67,9 @@ if _in_memory():
 os.environ.setdefault(java.VARIABLE, java.options())
 
 pytest_plugins = [
+    "tests.fixtures.shared_servers",  # before those that import it, so that pytest rewrites its assertions
     "tests.fixtures.cluster",
+    "tests.fixtures.kafka",
     "tests.fixtures.moved_clock",
     "tests.fixtures.once",
     "tests.fixtures.opensearch",
