@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from cdc.config.deliveries import DeliverySettings
-from cdc.config.field_types import Location, Switch, Whole
-from cdc.config.units import Bytes
+from cdc.config.field_types import Location, Switch, Whole, invalid
+from cdc.config.kafka import KafkaClientSetting, KafkaLogin, KafkaServerAddress, KafkaTopics, is_local
+from cdc.config.units import Bytes, Seconds
 
 
 class FileDelivery(DeliverySettings):
@@ -42,8 +44,78 @@ class SocketDelivery(DeliverySettings):
     counts as delivered when the operating system has taken it."""
 
 
+class KafkaDelivery(DeliverySettings):
+    """A delivery to topics of a Kafka cluster, exactly once: in transactions that contain the progress, too."""
+
+    type: Literal["kafka"]
+    servers: Annotated[tuple[KafkaServerAddress, ...], Field(min_length=1)]
+    """Addresses of some brokers, `host:port`; the others are found through them."""
+    tls: Switch = False
+    """Whether to use TLS also for brokers on this machine; it is always used for others."""
+    ca_file: Location | None = None
+    """PEM file with the certificate authority of the brokers; default: the authorities of the system."""
+    cert_file: Location | None = None
+    """PEM file with the certificate that the client shows."""
+    key_file: Location | None = None
+    """PEM file with the private key of `cert_file`, without a password."""
+    login: KafkaLogin | None = None
+    """Login; default: none."""
+    insecure_plaintext: Switch = False
+    """Whether to do without TLS, so that anybody on the way can read and change everything."""
+    insecure_skip_tls_verification: Switch = False
+    """Whether to accept any certificate, so that anybody on the way can read and change everything."""
+    topics: KafkaTopics = KafkaTopics()
+    partitioner: Literal["murmur2", "crc32"] = "murmur2"
+    """How the partition follows from the key: `murmur2` as Java clients do, `crc32` as librdkafka does."""
+    compression: Literal["none", "gzip", "snappy", "lz4", "zstd"] = "lz4"
+    """Compression of the events."""
+    linger: Seconds = 0.005
+    """Time for which events are collected before they are sent together; default 5 ms."""
+    max_event_size: Annotated[Bytes, Field(ge=1_000, le=1_000_000_000)] = 1_000_000
+    """Maximum bytes of key, value and headers of an event; brokers and topics have to take as much
+    (`message.max.bytes`, `max.message.bytes`). A larger event becomes a dead letter."""
+    transactional_id: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    """Name under which brokers know the delivery (`transactional.id`); default: from the names of pipeline, delivery
+    and log."""
+    transaction_timeout: Annotated[Seconds, Field(ge=1)] = 900.0
+    """Time after which brokers abort a transaction; until then the consumers wait for a delivery that was killed in one
+    and does not run again. A batch must not take longer. Default 15 minutes, the brokers' usual maximum."""
+    progress_topic: Annotated[str, Field(pattern=r"^[a-zA-Z0-9._-]{1,249}$")] | None = None
+    """Compacted topic with one partition that contains the progress; default: `cdc.progress.PIPELINE.DELIVERY`."""
+    timeout: Annotated[Seconds, Field(ge=1)] = 30.0
+    """Time without an answer after which the brokers count as unreachable; default 30 seconds."""
+    client: Mapping[KafkaClientSetting, str] = {}
+    """Other settings of the client, librdkafka, as text, for example `socket.keepalive.enable: "true"`."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if (self.cert_file is None) != (self.key_file is None):
+            raise invalid("'cert_file' and 'key_file' require each other")
+        if self.insecure_plaintext and self._asks_for_tls:
+            raise invalid("'insecure_plaintext' excludes the keys of TLS")
+        if self.login is not None and self.login.mechanism == "plain" and not self.uses_tls and not self._is_local:
+            raise invalid("the mechanism 'plain' would send the password unencrypted: use TLS, or a 'scram' mechanism")
+        if self.timeout > self.transaction_timeout:
+            raise invalid("'timeout' is longer than 'transaction_timeout'")
+        return self
+
+    @property
+    def uses_tls(self) -> bool:
+        """Whether connections are encrypted."""
+        return self._asks_for_tls or not (self.insecure_plaintext or self._is_local)
+
+    @property
+    def _asks_for_tls(self) -> bool:
+        return self.tls or self.ca_file is not None or self.cert_file is not None or self.insecure_skip_tls_verification
+
+    @property
+    def _is_local(self) -> bool:
+        return all(is_local(server) for server in self.servers)
+
+
 Delivery = Annotated[
     FileDelivery
+    | KafkaDelivery
     | SocketDelivery
     | StdoutDelivery,
     Field(discriminator="type"),

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from cdc.config.field_types import Identifier, Location, Model, Switch, invalid, placeholders
-from cdc.config.secret import HIDDEN, Secret
+from cdc.config.secret import ReferencedSecret
 from cdc.config.units import Bytes, Seconds
 
 _OURS: Final = ("_position", "_deleted", "_raw")
@@ -22,15 +22,6 @@ def _alias(template: str) -> str:
     if "{table}" not in template or fixed.strip("abcdefghijklmnopqrstuvwxyz0123456789._-") or template[0] in "_-.":
         raise invalid("expected {table}, {schema}, lower-case letters, digits, '.', '_' and '-', as in shop-{table}")
     return template
-
-
-def _referenced(secret: Secret) -> Secret:
-    if secret.reference == HIDDEN:
-        raise invalid("a password or key is in plain text: write ${VAR}, {env: VAR} or {file: PATH} instead")
-    return secret
-
-
-Key = Annotated[Secret, AfterValidator(_referenced)]
 
 
 class AwsSigning(Model):
@@ -47,9 +38,9 @@ class SearchServer(Model):
     """URL of the cluster, for example `https://search.example.com:9200`."""
     user: Annotated[str, Field(min_length=1)] | None = None
     """Name of the user for basic authentication."""
-    password: Key | None = None
+    password: ReferencedSecret | None = None
     """Password of the user, as a reference such as `${VAR}`."""
-    api_key: Key | None = None
+    api_key: ReferencedSecret | None = None
     """API key instead of user and password, as a reference such as `${VAR}`."""
     aws: AwsSigning | None = None
     """Signing of requests for AWS, instead of user or API key; requires the package extra `aws`."""

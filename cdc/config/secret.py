@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationInfo
+from pydantic import AfterValidator, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationInfo
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
@@ -165,3 +165,15 @@ def _checked(value: str) -> str:
             "secret", "the value of the secret contains a line break or another control character"
         )
     return value
+
+
+def _referenced(secret: Secret) -> Secret:
+    if secret.reference == HIDDEN:
+        raise PydanticCustomError(
+            "invalid", "a password or key is in plain text: write ${VAR}, {env: VAR} or {file: PATH} instead"
+        )
+    return secret
+
+
+ReferencedSecret = Annotated[Secret, AfterValidator(_referenced)]
+"""A secret that a definition may not contain literally."""

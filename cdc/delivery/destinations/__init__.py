@@ -11,6 +11,7 @@ from cdc.errors import ClientMissing
 
 CLASSES: Final[Mapping[str, str]] = {
     "file": "file:FileDestination",
+    "kafka": "kafka:KafkaDestination",
     "stdout": "lines:StdoutDestination",
     "tcp": "lines:SocketDestination",
 }
@@ -18,11 +19,12 @@ CLASSES: Final[Mapping[str, str]] = {
 imports its client library."""
 PROMISES: Final[Mapping[str, Promise]] = {
     "file": Promise.EXACTLY_ONCE,
+    "kafka": Promise.EXACTLY_ONCE,
     "stdout": Promise.AT_LEAST_ONCE,
     "tcp": Promise.AT_LEAST_ONCE,
 }
 """Type of a delivery → the promise of its class, which can be shown without the client library."""
-EXTRAS: Final[Mapping[str, str]] = {}
+EXTRAS: Final[Mapping[str, str]] = {"kafka": "kafka"}
 """Type of a delivery → package extra with its client library; a type that needs no other package is missing."""
 
 

@@ -237,7 +237,7 @@ def test_a_second_process_fences_the_first(receiver: Receiver) -> None:
 def test_a_killed_process_loses_nothing(receiver: Receiver, point: str, tmp_path: Path) -> None:
     given = assignment(receiver, tmp_path)
 
-    assert run_process(given, f"{point}:2") == -9
+    assert run_process(given, point if ":" in point else f"{point}:2") == -9
     assert run_process(given) == 0
     check_delivered(receiver, numbered(range(given.events), given.topics), again=True)
 

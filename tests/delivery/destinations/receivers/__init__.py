@@ -4,7 +4,8 @@ To add one, write a module here with
 
 - `receiver(request)`: a context manager that gives a Receiver with a place of its own in a server that tests share;
 - `killable(request)`: the same with a server that the test may kill; leave it out if there is no server;
-- `CRASH_POINTS`: names of failpoints in the destination, where the tests kill the process.
+- `CRASH_POINTS`: names of failpoints in the destination, where the tests kill the process: at the second call, or at
+  call n for `NAME:n`.
 
 The names of the modules are the parameters of the tests.
 """

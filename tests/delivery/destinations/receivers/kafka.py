@@ -1,0 +1,105 @@
+"""Kafka as the tests of the contract use it: a consumer that reads committed messages only."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Final
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+
+from cdc.config.destinations import KafkaDelivery
+from cdc.delivery.destinations import new_destination
+from cdc.delivery.destinations.contract import ID_HEADER, DeliveryIdentity
+from tests.delivery.destinations.receivers import Received, Receiver
+from tests.fixtures.kafka import KafkaServer
+
+CRASH_POINTS: Final = ("kafka_initialized:1", "kafka_progress_sent", "kafka_flushed", "kafka_committed")
+LARGEST: Final = 2 << 20
+
+
+def delivery(server: str, **settings: Any) -> KafkaDelivery:
+    """Settings of a delivery to a broker."""
+    given = {
+        "name": "to_kafka",
+        "type": "kafka",
+        "servers": [server],
+        "max_event_size": LARGEST,
+        "timeout": "10s",
+        "topics": {"partitions": 3, "config": {"max.message.bytes": str(2 * LARGEST)}},
+        **settings,
+    }
+    return KafkaDelivery.model_validate(given)
+
+
+def identity(prefix: str) -> DeliveryIdentity:
+    """Of a delivery in a pipeline of its own."""
+    return DeliveryIdentity(prefix.strip("."), "to_kafka", "0123456789abcdef")
+
+
+def committed(server: str, prefix: str) -> list[Received]:
+    """Every message of the topics with a prefix, each partition in order."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": server,
+            "group.id": f"{prefix}check",
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+            "fetch.wait.max.ms": 20,
+        }
+    )
+    found = consumer.list_topics(timeout=30).topics
+    parts = [
+        TopicPartition(name, number, 0)
+        for name, topic in found.items()
+        if name.startswith(prefix)
+        for number in topic.partitions
+    ]
+    try:
+        return _read(consumer, parts)
+    finally:
+        consumer.close()
+
+
+def _read(consumer: Consumer, parts: Collection[TopicPartition]) -> list[Received]:
+    received, left = [], {(part.topic, part.partition) for part in parts}
+    consumer.assign(list(parts))
+    while left:
+        message = consumer.poll(30)
+        assert message is not None, "the broker does not answer"
+        if message.error() is None:
+            headers = tuple(message.headers() or ())
+            name = dict(headers)[ID_HEADER].decode()
+            received.append(Received(name, message.topic(), message.key(), message.value(), headers))
+        else:
+            assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
+            left.discard((message.topic(), message.partition()))
+    return received
+
+
+def receiver_at(server: str, prefix: str, **settings: Any) -> Receiver:
+    """A delivery to topics with a prefix."""
+    longest = f"{prefix}Shop-1_.orders"
+    return Receiver(
+        partial(new_destination, delivery(server, **settings), identity(prefix)),
+        partial(committed, server, prefix),
+        (f"{prefix}shop.orders", longest + "x" * (249 - len(longest))),
+        too_large=LARGEST,
+    )
+
+
+@contextmanager
+def receiver(request: pytest.FixtureRequest) -> Iterator[Receiver]:
+    kafka = request.getfixturevalue("kafka")
+    yield receiver_at(kafka.address.plain, kafka.prefix)
+
+
+@contextmanager
+def killable(request: pytest.FixtureRequest) -> Iterator[Receiver]:
+    server: KafkaServer = request.getfixturevalue("own_kafka")
+    made = receiver_at(server.address.plain, "own.", timeout="3s")
+    yield Receiver(made.make, made.received, made.topics, server=server)
