@@ -990,7 +990,7 @@ class DestinationUnavailable(DeliveryError):
 
     code = "CDC-7001"
     reaction = Reaction.RETRY
-    remedy = "check that the destination runs and can be reached from this machine; the delivery continues by itself"
+    remedy = "check that the destination runs and can be reached from this machine; the delivery tries again"
 
 
 class DestinationDenied(DeliveryError):
@@ -999,7 +999,7 @@ class DestinationDenied(DeliveryError):
     code = "CDC-7002"
     reaction = Reaction.RETRY
     exit_code = ExitCode.ENVIRONMENT
-    remedy = "correct the credentials, or grant the privileges that the message names; the delivery continues by itself"
+    remedy = "correct the credentials, or grant the privileges that the message names; the delivery tries again"
 
 
 class DestinationNotTrusted(DeliveryError):

@@ -129,7 +129,7 @@ class DeliveryRule(Model):
     topic: Annotated[str, Field(min_length=1), AfterValidator(_row_topic)] | None = None
     """Topic of the events, instead of the delivery's; every column of the table is a placeholder, too."""
     key: tuple[Identifier, ...] = ()
-    """Columns that are the key of the events; default the primary key. Order holds only between events of one key."""
+    """Columns that are the key of the events; default the primary key. Only events of one key stay in order."""
     headers: Mapping[str, Identifier] = {}
     """Additional headers: name of the header → column."""
     when: Expression | None = None

@@ -67,6 +67,11 @@ class ReplayPlan:
 def plan_replay(definition: Definition, options: ReplayOptions) -> ReplayPlan:
     """Check the options and return the plan; raises ConfigError for an impossible sink, table, position or path."""
     wanted = next((sink for sink in definition.sinks if sink.name == options.sink), None)
+    if options.sink in {delivery.name for delivery in definition.deliveries}:
+        raise ConfigError(
+            f"{options.sink!r} is a delivery, not a sink: its events can be sent again, but not taken back",
+            remedy=f"run 'cdc deliveries rewind {options.sink} --to POSITION'",
+        )
     if wanted is None:
         names = ", ".join(repr(sink.name) for sink in definition.sinks) or "none"
         raise ConfigError(f"unknown sink {options.sink!r}", remedy=f"name one of the sinks of the definition: {names}")

@@ -74,7 +74,7 @@ class FileDestination:
             if self._settings.fsync:
                 os.fsync(self._file.fileno())
             hit("file_written")
-            length = self._file.tell()
+            length = os.fstat(self._file.fileno()).st_size
             if length >= self._settings.rotate:
                 self._file.close()
                 self._number, length = self._number + 1, 0
