@@ -162,6 +162,8 @@ class DebeziumSettings(Model):
     """How bytea values are written (`binary.handling.mode`); `bytes` is base64 in JSON."""
     tombstones: Switch = True
     """Whether a delete is followed by an event without value (`tombstones.on.delete`)."""
+    transaction: Switch = False
+    """Whether the envelope has the block `transaction` (`provide.transaction.metadata`)."""
 
 
 class DeliverySettings(Model):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from json.encoder import encode_basestring  # type: ignore[attr-defined] # written in C, and missing in the stubs
 from typing import Final
 
@@ -35,11 +35,32 @@ def quoted(texts: pa.StringArray) -> pa.StringArray:
 
 def needs_escape(texts: pa.StringArray) -> bool:
     """Return whether any of the texts contains a character that JSON escapes."""
-    content = texts.buffers()[2]
-    if content is None:
-        return False
-    first, last = _bounds(texts)
-    return bool(_ESCAPED[np.frombuffer(content, dtype=np.uint8)[first:last]].any())
+    return bool(_ESCAPED[_content(texts)].any())
+
+
+def contains_only(texts: pa.StringArray, characters: frozenset[int]) -> bool:
+    """Return whether all texts consist of these ASCII characters."""
+    allowed = np.zeros(256, dtype=bool)
+    allowed[list(characters)] = True
+    return bool(allowed[_content(texts)].all())
+
+
+def each_distinct(texts: pa.StringArray, convert: Callable[[str], str | None]) -> pa.StringArray:
+    """Convert each distinct text once with a function of Python.
+
+    The result is null for null, and where the function returns None or raises ValueError or ArithmeticError.
+    """
+    distinct = texts.dictionary_encode()
+    return pa.array([_or_none(convert, text) for text in distinct.dictionary.to_pylist()], pa.string()).take(
+        distinct.indices
+    )
+
+
+def _or_none(convert: Callable[[str], str | None], text: str) -> str | None:
+    try:
+        return convert(text)
+    except (ValueError, ArithmeticError):
+        return None
 
 
 def or_null(values: pa.StringArray) -> pa.StringArray:
@@ -48,9 +69,9 @@ def or_null(values: pa.StringArray) -> pa.StringArray:
 
 
 def concatenated(pieces: Sequence[pa.Array | str]) -> pa.StringArray:
-    """Join texts element by element; a piece is an array, or one text for every element. No array may have nulls.
+    """Join texts element by element; a piece is an array, or one text for every element.
 
-    Neighbouring constant texts cost nothing.
+    The result is null where one of the arrays is null. Neighbouring constant texts cost nothing.
     """
     merged: list[pa.Array | pa.Scalar] = []
     constant = ""
@@ -67,6 +88,13 @@ def concatenated(pieces: Sequence[pa.Array | str]) -> pa.StringArray:
     return pc.binary_join_element_wise(*merged, _EMPTY)
 
 
+def listed(values: Sequence[pa.StringArray]) -> pa.StringArray:
+    """Join JSON values or members element by element with commas between them, without those that are null."""
+    # Arrow's own option to skip nulls leaves out the rows in which all are null
+    parts = [pc.fill_null(concatenated([value, ","]), "") for value in values]
+    return pc.ascii_rtrim(concatenated(parts), ",")
+
+
 def members(fields: Iterable[tuple[str, pa.Array | str]]) -> list[pa.Array | str]:
     """Return the pieces of a JSON object, for `concatenated`: (name, JSON value) pairs in order."""
     pieces: list[pa.Array | str] = ["{"]
@@ -80,7 +108,12 @@ def numbers(values: pa.Array) -> pa.StringArray:
     return values.cast(pa.string())
 
 
-def _bounds(texts: pa.StringArray) -> tuple[int, int]:
+def _content(texts: pa.StringArray) -> np.ndarray:
+    """Return the bytes of all texts, one after the other."""
+    _, ends, content = texts.buffers()
+    if content is None or not len(texts):
+        return np.empty(0, dtype=np.uint8)
     width = np.int64 if pa.types.is_large_string(texts.type) else np.int32
-    offsets = np.frombuffer(texts.buffers()[1], dtype=width)
-    return int(offsets[texts.offset]), int(offsets[texts.offset + len(texts)])
+    offsets = np.frombuffer(ends, dtype=width)
+    first, last = int(offsets[texts.offset]), int(offsets[texts.offset + len(texts)])
+    return np.frombuffer(content, dtype=np.uint8)[first:last]

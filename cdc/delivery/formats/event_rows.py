@@ -1,0 +1,202 @@
+"""What the formats have in common: columns of the log rows as texts of JSON, and the events of changes.
+
+`JsonRows` converts the columns that every event has, once per distinct transaction. `assemble` makes events from keys
+and values: it leaves out rows without events and refused changes, and adds tombstones after deletes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc.delivery.formats.contract import TOMBSTONE, EncodedEvents
+from cdc.delivery.formats.json_arrays import concatenated
+from cdc.errors import CdcError, EventNotEncodable
+from cdc.log_row import Operation
+from cdc.lsn import Lsn
+from cdc.position import LSN_BITS, Position
+
+EventHeaders = tuple[tuple[str, bytes], ...]
+"""Names and values of the headers that a format adds to one event."""
+_LSN_MASK: Final = (1 << LSN_BITS) - 1
+_CONTROL: Final = pa.array([Operation.SCHEMA.value, Operation.GENERATION.value])
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceNames:
+    """Names of the source that events contain."""
+
+    pipeline: str
+    database: str
+    version: str
+    """Version of cdc."""
+    log_id: str = ""
+    """Id of the log, with which the ids of its events begin."""
+
+
+class JsonRows:
+    """Log rows whose columns become texts, for the pieces of JSON objects."""
+
+    def __init__(self, rows: pa.Table) -> None:
+        self.rows = rows
+        self.count = rows.num_rows
+
+    def array(self, name: str) -> pa.Array:
+        """Return one column of the log rows."""
+        column = self.rows.column(name)
+        return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+    def is_operation(self, operation: Operation) -> np.ndarray:
+        """Return for each row whether it has this operation."""
+        return _booleans(pc.equal(self.array("op"), operation.value))
+
+    def is_change(self) -> np.ndarray:
+        """Return for each row whether it is a change; schema versions and ends of copies are none."""
+        return _booleans(pc.invert(pc.is_in(self.array("op"), _CONTROL)))
+
+    def xids(self) -> pa.StringArray:
+        """Return the transaction ids."""
+        return self.array("xid").cast(pa.string())
+
+    def ordinals(self, first: int = 0) -> pa.StringArray:
+        """Return the ordinals, numbered from `first`."""
+        return pc.add(self.array("ordinal"), first).cast(pa.string())
+
+    def lsns(self) -> pa.StringArray:
+        """Return the LSNs of the commit records as integers."""
+        return pc.bit_wise_and(self.array("position"), _LSN_MASK).cast(pa.string())
+
+    def positions(self) -> pa.StringArray:
+        """Return the positions as text, such as `16/B374D848`."""
+        return _each(self.array("position"), lambda position: str(Position(position)))
+
+    def event_ids(self, log_id: str) -> pa.StringArray:
+        """Return the ids of the events: `LOG ID/POSITION/ORDINAL`."""
+        return concatenated([f"{log_id}/", self.positions(), "/", self.ordinals()])
+
+    def micros(self) -> pa.StringArray:
+        """Return the commit times in microseconds since 1970."""
+        return self.array("committed_at").cast(pa.int64()).cast(pa.string())
+
+    def millis(self) -> pa.StringArray:
+        """Return the commit times in milliseconds since 1970, rounded down."""
+        micros = self.array("committed_at").cast(pa.int64())
+        return _each(micros, lambda value: str(value // 1000))
+
+    def commit_times(self) -> pa.StringArray:
+        """Return the commit times as `2026-01-31T12:30:00.000000Z`."""
+        return _each(self.array("committed_at").cast(pa.int64()), iso_time)
+
+
+def iso_time(micros: int) -> str:
+    """Return a time as `2026-01-31T12:30:00.000000Z`."""
+    return f"{_EPOCH + timedelta(microseconds=micros):%Y-%m-%dT%H:%M:%S.%f}Z"
+
+
+def _each(values: pa.Array, convert: Callable[[int], str]) -> pa.StringArray:
+    """Convert each distinct integer once."""
+    distinct = values.dictionary_encode()
+    return pa.array([convert(value) for value in distinct.dictionary.to_pylist()], pa.string()).take(distinct.indices)
+
+
+def _booleans(values: pa.BooleanArray) -> np.ndarray:
+    return values.to_numpy(zero_copy_only=False)
+
+
+@dataclass(slots=True)
+class Refusals:
+    """Changes of one table that cannot be encoded."""
+
+    topic: str
+    """The table, `schema.table`."""
+    found: dict[int, CdcError] = field(default_factory=dict)
+
+    def add(self, changes: np.ndarray, column: str, reason: str) -> None:
+        """Refuse the changes for which `changes` is True."""
+        for index in np.flatnonzero(changes).tolist():
+            self.found.setdefault(
+                index, EventNotEncodable(f"column {column!r} of table {self.topic} cannot be sent: {reason}")
+            )
+
+    def add_changes(self, changes: np.ndarray, reason: str) -> None:
+        """Refuse changes for a reason that concerns no single column."""
+        for index in np.flatnonzero(changes).tolist():
+            self.found.setdefault(index, EventNotEncodable(f"a change of table {self.topic} cannot be sent: {reason}"))
+
+
+def assemble(
+    events: tuple[pa.StringArray, pa.StringArray],
+    is_sent: np.ndarray,
+    refused: Mapping[int, CdcError],
+    *,
+    headers: Mapping[int, EventHeaders] | None = None,
+    tombstones: np.ndarray | None = None,
+) -> EncodedEvents:
+    """Return the events of changes.
+
+    events: keys and values, one per row; is_sent: rows that have an event; headers: index of a row → headers of its
+    events; tombstones: rows whose event is followed by a tombstone.
+    """
+    keys, values = events
+    wanted = is_sent.copy()
+    wanted[list(refused)] = False
+    source = np.flatnonzero(wanted)
+    suffixes: list[str] | None = None
+    if tombstones is not None and (with_tombstone := tombstones[source]).any():
+        repeated = np.repeat(source, 1 + with_tombstone)
+        is_tombstone = np.concatenate(([False], repeated[1:] == repeated[:-1]))
+        suffixes = [TOMBSTONE if flag else "" for flag in is_tombstone.tolist()]
+        keys, values = keys.take(pa.array(repeated)), values.take(pa.array(repeated, mask=is_tombstone))
+        source = repeated
+    elif len(source) < len(is_sent):
+        keys, values = keys.take(pa.array(source)), values.take(pa.array(source))
+    return EncodedEvents(
+        source=source,
+        suffixes=suffixes,
+        keys=keys,
+        values=values,
+        headers=[headers.get(index, ()) for index in source.tolist()] if headers else None,
+        refused={index: refused[index] for index in sorted(refused) if is_sent[index]},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class MessageColumns:
+    """Columns of logical messages."""
+
+    prefixes: pa.StringArray
+    """Null for a message of log format 1 or 2, which does not record it."""
+    transactional: pa.StringArray
+    """`true` or `false`; null as for prefixes."""
+    lsns: pa.StringArray
+    """LSNs as integers: of the message, or of the commit record if the log does not record the former."""
+    contents: pa.BinaryArray
+    """Content; empty for a message without content."""
+
+
+def message_columns(rows: JsonRows) -> MessageColumns:
+    """Return prefix, kind, LSN and content of logical messages.
+
+    The `key` of an `m` row has three texts: prefix, `t` or `f`, and LSN. In logs of format 1 and 2 it is null.
+    """
+    keys = rows.array("key")
+    known = pc.if_else(pc.equal(pc.list_value_length(keys), 3), keys, pa.scalar(None, keys.type))
+    flags = pc.list_element(known, 1)
+    lsns = _each_text(pc.list_element(known, 2), lambda text: str(int(Lsn.parse(text))))
+    return MessageColumns(
+        prefixes=pc.list_element(known, 0),
+        transactional=pc.if_else(pc.is_valid(flags), pc.if_else(pc.equal(flags, "t"), "true", "false"), None),
+        lsns=pc.coalesce(lsns, rows.lsns()),
+        contents=pc.fill_null(rows.array("payload"), b""),
+    )
+
+
+def _each_text(texts: pa.StringArray, convert: Callable[[str], str]) -> pa.StringArray:
+    return pa.array([None if text is None else convert(text) for text in texts.to_pylist()], pa.string())
