@@ -8,6 +8,7 @@ import pytest
 from cdc.demo.step_results import DemoReport, Step
 from cdc.demo.verification_step import TableVerification, by_table, fold_live_keys
 from cdc.log_row import LOG_SCHEMA
+from tests.log.rows import message_row
 
 
 def row(position: int, op: str, key: str | None, payload: bytes | None = None) -> dict[str, object]:
@@ -45,6 +46,11 @@ def test_a_truncate_ends_every_older_key() -> None:
 
 def test_a_generation_row_removes_keys_older_than_its_copy() -> None:
     assert alive(row(1, "c", "a"), row(5, "r", "b"), row(6, "g", None, b"5")) == {"b"}
+
+
+def test_the_key_of_a_message_is_not_alive() -> None:
+    rows = pa.Table.from_pylist([row(1, "c", "a"), message_row(2, prefix="b")], LOG_SCHEMA)
+    assert fold_live_keys(rows) == {7: {("a",): 1}}
 
 
 def test_rows_are_taken_in_the_order_of_the_log() -> None:

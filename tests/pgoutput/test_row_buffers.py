@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pytest
 
 from cdc.log_row import LOG_SCHEMA, Operation
 from cdc.pgoutput import kernel
@@ -29,8 +30,9 @@ def test_a_row_without_images_has_its_payload_and_null_relation_and_topic():
     assert {schema[name] for name in ("key", "old_key", "before", "after")} == {None}
 
 
-def test_a_message_has_its_key_and_content_and_no_image_in_full_buffers_too():
-    buffers = RowBuffers(new_state(), Capacity(rows=1, children=(1,) * 4, nbytes=(1,) * 4))
+@pytest.mark.parametrize(("children", "nbytes"), [(1, 1), (1, 1 << 20), (1 << 10, 1)])
+def test_a_message_has_its_key_and_content_and_no_image_in_full_buffers_too(children: int, nbytes: int):
+    buffers = RowBuffers(new_state(), Capacity(rows=1, children=(children,) * 4, nbytes=(nbytes,) * 4))
     keys = [["audit", "t", "0/1"], ["", "f", "FFFFFFFF/FFFFFFFF"], ["é" * 5000, "t", "1/0"]]
     for key in keys:
         buffers.message(key, b"\xff")
