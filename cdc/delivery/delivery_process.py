@@ -26,7 +26,8 @@ from cdc.delivery.delivery_requests import DeliveryRequests
 from cdc.delivery.destinations import new_destination
 from cdc.delivery.destinations.contract import DeliveryIdentity
 from cdc.delivery.event_source import EventSource
-from cdc.delivery.formats import SourceNames, new_format
+from cdc.delivery.formats import new_format
+from cdc.delivery.formats.event_rows import SourceNames
 from cdc.delivery.progress import ProgressFile, delivery_uuid
 from cdc.errors import CdcError, LogError, Reaction, SinkInUse, as_cdc_error
 from cdc.log.consumer_registration import ConsumerRegistration
@@ -88,7 +89,7 @@ class DeliveryRunner(Thread):
         if found is None:
             return
         identity = DeliveryIdentity(definition.name, settings.name, found.log_id)
-        names = SourceNames(definition.name, found.identity.database, version("cdc"))
+        names = SourceNames(definition.name, found.identity.database, version("cdc"), found.log_id)
         conflict = f"another process sends delivery {settings.name!r}"
         with ExitStack() as stack:
             stack.enter_context(leased(self._catalog, f"deliver {identity}", conflict))
