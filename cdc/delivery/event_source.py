@@ -25,11 +25,12 @@ from cdc.delivery.overload import OverloadPolicy
 from cdc.delivery.progress import ParkedKey, Progress
 from cdc.delivery.table_routes import RoutedChanges, TableRoute
 from cdc.errors import CdcError
+from cdc.log.file_selection import EVERY_ROW, TableSelection
 from cdc.log.reader import LogReader
 from cdc.log_row import Operation
 from cdc.logical_message import message_prefixes
-from cdc.position import ChangePosition, Position
-from cdc.table import TableSchema, matches
+from cdc.position import ChangePosition, Position, position_texts
+from cdc.table import TableSchema, exact_glob, matches
 
 _MESSAGE: Final = Operation.MESSAGE.value
 _SCHEMA: Final = Operation.SCHEMA.value
@@ -108,6 +109,7 @@ class EventSource:
         self._ahead: tuple[Position, Future[EventWindow | None]] | None = None
         self._schemas: dict[int, TableSchema] = {}
         self._schemas_at: Position | None = None
+        self._only = _selection(settings)
         self._routes: dict[int, tuple[TableSchema, TableRoute | OutboxRoute]] = {}
 
     def next(self, progress: Progress) -> EventWindow | None:
@@ -141,7 +143,7 @@ class EventSource:
         after = Position(letter.first.position - 1)
         self._schemas, self._schemas_at = self._log.schemas(after), after
         while after < upto and (window := next_window(self._log, after, None, self._settings.batch)) is not None:
-            for rows in window.tables():
+            for rows in window.tables(self._only):
                 part = self._encode(rows.filter(pc.less_equal(rows["position"], int(upto))))
                 for parked, refusal in part.refused:
                     if parked.identity == letter.identity:
@@ -167,7 +169,7 @@ class EventSource:
             self._schemas = self._log.schemas(after)
         before = dict(self._schemas)
         self._schemas_at = window.upto
-        tables = (self._overload.selected(rows, is_behind=not window.is_last) for rows in window.tables())
+        tables = (self._overload.selected(rows, is_behind=not window.is_last) for rows in window.tables(self._only))
         parts = (self._encode(rows, dropped, gap) for rows, dropped, gap in tables)
         committed_at = self._log.committed_at(window.upto)
         return EventWindow(window, parts if len(window.parts) > 1 else list(parts), before, committed_at)
@@ -273,6 +275,14 @@ class EventSource:
         return None
 
 
+def _selection(settings: DeliverySettings) -> TableSelection:
+    """Return the tables that the delivery reads; messages belong to no table, so they need every row."""
+    if settings.messages:
+        return EVERY_ROW
+    outbox = () if settings.outbox is None else (exact_glob(settings.outbox.table),)
+    return TableSelection(globs=(*settings.tables, *outbox))
+
+
 def _refused(part: RoutedChanges) -> EncodedEvents:
     """Return no events: every change of the part is refused."""
     assert part.refusal is not None  # noqa: S101 - the caller has checked
@@ -308,8 +318,7 @@ def _events(rows: pa.Table, group: _Group, log_id: str) -> Iterator[Event]:
     encoded = group.encoded
     own = rows.select(["position", "ordinal", "xid"]).take(pa.array(group.event_rows))
     positions, ordinals = own["position"].to_pylist(), own["ordinal"].to_pylist()
-    places = {position: str(Position(position)) for position in set(positions)}
-    texts = [places[position] for position in positions]
+    texts = position_texts(positions)
     ids = [f"{log_id}/{text}/{ordinal}" for text, ordinal in zip(texts, ordinals, strict=True)]
     if encoded.suffixes is not None:
         ids = [one + suffix for one, suffix in zip(ids, encoded.suffixes, strict=True)]

@@ -20,7 +20,7 @@ from cdc.delivery.formats.json_arrays import concatenated
 from cdc.errors import CdcError, EventNotEncodable
 from cdc.log_row import Operation
 from cdc.lsn import Lsn
-from cdc.position import LSN_BITS, Position
+from cdc.position import LSN_BITS, position_texts
 
 EventHeaders = tuple[tuple[str, bytes], ...]
 """Names and values of the headers that a format adds to one event."""
@@ -75,7 +75,7 @@ class JsonRows:
 
     def positions(self) -> pa.StringArray:
         """Return the positions as text, such as `16/B374D848`."""
-        return _each(self.array("position"), lambda position: str(Position(position)))
+        return pa.array(position_texts(self.array("position").to_pylist()), pa.string())
 
     def event_ids(self, log_id: str) -> pa.StringArray:
         """Return the ids of the events: `LOG ID/POSITION/ORDINAL`."""
