@@ -14,8 +14,6 @@ from cdc.errors import UnknownName
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cdc.catalog import Catalog, SinkProgress
-    from cdc.config import Definition
     from cdc.config.destinations import Delivery
 
 NamesArgument = Annotated[
@@ -49,13 +47,16 @@ def deliver(names: NamesArgument = None, config: ConfigOption = DEFAULT_CONFIG) 
     """
     from cdc.config import load_definition
     from cdc.delivery.delivery_process import main
+    from cdc.delivery.delivery_summary import check_name
     from cdc.logging_setup import configure_by_environment
 
     configure_by_environment(str(config))
     definition = load_definition(config)
     chosen: list[Delivery] = [one for one in definition.deliveries if one.type != "stdout"]
+    for name in names or ():
+        check_name(definition, name)
     if names:
-        chosen = [_delivery(definition, name) for name in names]
+        chosen = [one for one in definition.deliveries if one.name in names]
     if not chosen:
         raise UnknownName(
             f"pipeline {definition.name!r} has no delivery to send",
@@ -66,12 +67,15 @@ def deliver(names: NamesArgument = None, config: ConfigOption = DEFAULT_CONFIG) 
 
 def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
     """List each delivery with its destination, promise, position, lag and state."""
+    from dataclasses import asdict
+
     from cdc.catalog import Catalog
     from cdc.config import load_definition
+    from cdc.delivery.delivery_summary import summaries
 
     definition = load_definition(config)
     with Catalog.open(definition.catalog.url, migrate=False) as catalog:
-        found = [_fields(one, _progress(catalog, definition, one.name)) for one in definition.deliveries]
+        found = [asdict(one) for one in summaries(definition, catalog)]
     summary = "1 delivery" if len(found) == 1 else f"{len(found)} deliveries"
     if json:
         emit("deliveries ls", json=True, summary=summary, result={"deliveries": found})
@@ -86,14 +90,17 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
 
 def show(name: NameArgument, config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
     """Show one delivery: what it sends, where it is, and its dead letters."""
+    from dataclasses import asdict
+
     from cdc.catalog import Catalog
     from cdc.catalog.dead_letter_requests import to_json
     from cdc.config import load_definition
+    from cdc.delivery.delivery_summary import check_name, summaries
 
     definition = load_definition(config)
-    settings = _delivery(definition, name)
+    check_name(definition, name)
     with Catalog.open(definition.catalog.url, migrate=False) as catalog:
-        result = _fields(settings, _progress(catalog, definition, name))
+        result = next(asdict(one) for one in summaries(definition, catalog) if one.name == name)
         letters = [to_json(one) for one in catalog.dead_letters.ls(definition.name) if one.sink == name]
     summary = f"delivery {name!r}: {result['state']}, {len(letters)} dead letters"
     if json:
@@ -136,10 +143,11 @@ def rewind(
     from cdc.catalog import Catalog, delivery_requests
     from cdc.cli.log_changes import parse_since
     from cdc.cli.log_storage import open_log
+    from cdc.delivery.delivery_summary import check_name
     from cdc.position import Position
 
     definition, log = open_log(config)
-    _delivery(definition, name)
+    check_name(definition, name)
     ends = {"earliest": Position(0), "latest": log.durable or Position(0)}
     found = None if to in ends else parse_since(log, to)
     position = ends[to] if found is None else found[0]
@@ -158,42 +166,12 @@ def _change(verb: str, name: str, config: Path, *, json: bool, act: Any) -> None
 
     from cdc.catalog import Catalog
     from cdc.config import load_definition
+    from cdc.delivery.delivery_summary import check_name
 
     definition = load_definition(config)
-    _delivery(definition, name)
+    check_name(definition, name)
     with Catalog.open(definition.catalog.url) as catalog:
         changed = act(catalog, definition.name, name, getuser())
     state = {"pause": "paused", "resume": "running"}[verb]
     summary = f"delivery {name!r} is {state}" + ("" if changed else " already")
     emit(f"deliveries {verb}", json=json, summary=summary, result={"delivery": name, "changed": changed})
-
-
-def _delivery(definition: Definition, name: str) -> Delivery:
-    known = {one.name: one for one in definition.deliveries}
-    if name not in known:
-        names = ", ".join(map(repr, known)) or "none"
-        raise UnknownName(
-            f"pipeline {definition.name!r} has no delivery {name!r}", remedy=f"this definition has: {names}"
-        )
-    return known[name]
-
-
-def _progress(catalog: Catalog, definition: Definition, name: str) -> SinkProgress | None:
-    return next((one for one in catalog.sinks.ls(definition.name) if one.sink == name), None)
-
-
-def _fields(settings: Delivery, progress: SinkProgress | None) -> dict[str, Any]:
-    from cdc.delivery.destinations import PROMISES
-    from cdc.position import Position
-
-    return {
-        "name": settings.name,
-        "type": settings.type,
-        "promise": PROMISES[settings.type].value,
-        "format": settings.format.value,
-        "topic": settings.topic,
-        "state": "not started" if progress is None else progress.state,
-        "reason": None if progress is None else progress.reason,
-        "position": None if progress is None else str(Position(progress.position)),
-        "lag_seconds": None if progress is None else round(progress.lag_seconds, 3),
-    }

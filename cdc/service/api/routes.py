@@ -9,7 +9,15 @@ from fastapi import FastAPI, Security
 from fastapi.security import HTTPBearer
 from starlette.staticfiles import StaticFiles
 
-from cdc.service.api import dead_letter_routes, job_routes, log_routes, query_routes, search_routes, status_routes
+from cdc.service.api import (
+    dead_letter_routes,
+    delivery_routes,
+    job_routes,
+    log_routes,
+    query_routes,
+    search_routes,
+    status_routes,
+)
 from cdc.service.api.error_responses import ERROR_RESPONSES, add_error_handlers
 
 # for the OpenAPI description only; Access checks the token
@@ -27,7 +35,15 @@ def _api() -> FastAPI:
     api.mount("/static", StaticFiles(directory=str(files("cdc.service.page") / "static")), name="static")
     described: dict[str, Any] = {"prefix": "/api/v1", "responses": ERROR_RESPONSES, "dependencies": [_BEARER]}
     api.include_router(status_routes.process_routes)
-    for module in (status_routes, job_routes, log_routes, dead_letter_routes, search_routes, query_routes):
+    for module in (
+        status_routes,
+        job_routes,
+        log_routes,
+        dead_letter_routes,
+        delivery_routes,
+        search_routes,
+        query_routes,
+    ):
         api.include_router(module.routes, **described)
     api.include_router(status_routes.page_routes)
     add_error_handlers(api)

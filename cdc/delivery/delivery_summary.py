@@ -1,0 +1,86 @@
+"""What commands and API show of each delivery: its definition, and the progress that the catalog has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from cdc.catalog import Catalog, SinkProgress
+from cdc.catalog.delivery_requests import pause_of
+from cdc.config import Definition
+from cdc.delivery.destinations import PROMISES
+from cdc.errors import UnknownName
+from cdc.position import Position
+
+SILENT_AFTER: Final = 5.0
+"""Seconds without a report after which the process counts as stopped; it reports twice a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeliverySummary:
+    """One delivery of a pipeline."""
+
+    name: str
+    type: str
+    """Type of the destination."""
+    promise: str
+    """How often a consumer sees each event: exactly once | at least once | at most once."""
+    format: str
+    topic: str
+    state: str
+    """not started | running | paused | failed | stopped: the process that sends it has ended or does not report."""
+    reason: str | None
+    """Why the delivery does not continue."""
+    position: str | None
+    """Position up to which every event is acknowledged."""
+    lag_seconds: float | None
+    paused: bool
+    """True if somebody has paused the delivery."""
+
+
+def summaries(definition: Definition, catalog: Catalog) -> list[DeliverySummary]:
+    """Return every delivery of a definition."""
+    progress = {one.sink: one for one in catalog.sinks.ls(definition.name)}
+    is_running = _is_running(catalog, definition.name)
+    return [
+        DeliverySummary(
+            name=one.name,
+            type=one.type,
+            promise=PROMISES[one.type].value,
+            format=one.format.value,
+            topic=one.topic,
+            paused=pause_of(catalog, definition.name, one.name) is not None,
+            **_progress_fields(progress.get(one.name), is_running=is_running),
+        )
+        for one in definition.deliveries
+    ]
+
+
+def check_name(definition: Definition, name: str) -> None:
+    """Raise UnknownName if the definition has no delivery with this name."""
+    known = [one.name for one in definition.deliveries]
+    if name not in known:
+        names = ", ".join(map(repr, known)) or "none"
+        raise UnknownName(
+            f"pipeline {definition.name!r} has no delivery {name!r}", remedy=f"this definition has: {names}"
+        )
+
+
+def _is_running(catalog: Catalog, pipeline: str) -> bool:
+    """Return whether a process that sends deliveries has reported lately."""
+    report = next((one for one in catalog.processes.ls(pipeline) if one.process == "deliver"), None)
+    if report is None or report.reported_at is None or report.state != "running":
+        return False
+    return (datetime.now(UTC) - report.reported_at).total_seconds() <= SILENT_AFTER
+
+
+def _progress_fields(progress: SinkProgress | None, *, is_running: bool) -> dict[str, Any]:
+    if progress is None:
+        return {"state": "not started", "reason": None, "position": None, "lag_seconds": None}
+    return {
+        "state": progress.state if is_running or progress.state == "failed" else "stopped",
+        "reason": progress.reason,
+        "position": str(Position(progress.position)),
+        "lag_seconds": round(progress.lag_seconds, 3),
+    }
