@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from cdc.errors import LogCorrupt, LogFenced, LogFormatUnknown, LogUnwritable
-from cdc.log.disk_format import LogIdentity
+from cdc.log.disk_format import FORMAT, LogIdentity
 from cdc.log.fenced_table import CHECKPOINT_EVERY
 from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter, SegmentLimits
@@ -164,7 +164,7 @@ def test_a_new_segment_s_directory_is_synced_into_the_table_s_before_its_first_f
     assert found.stdout.split() == ["changes/segment=0", "changes", "changes/segment=0", "changes/segment=0"]
 
 
-@pytest.mark.parametrize("description", ["", "{}", '{"format": 3, "system_id": "", "database": ""}'])
+@pytest.mark.parametrize("description", ["", "{}", f'{{"format": {FORMAT + 1}, "system_id": "", "database": ""}}'])
 def test_a_log_of_an_unknown_format_is_refused(description: str):
     with pytest.raises(LogFormatUnknown):
         LogIdentity.from_description(description)
