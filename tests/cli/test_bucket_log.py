@@ -11,6 +11,7 @@ import pytest
 from cdc.log import consumers
 from cdc.log.bucket_files import BucketPath
 from cdc.log.consumers import Consumer
+from cdc.log.disk_format import FORMAT
 from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter
 from cdc.position import Position
@@ -92,7 +93,7 @@ def test_what_it_holds_is_followed_exported_and_verified(told: Callable[..., Any
     assert report["findings"] == []
     assert report["read"] == report["files"]
     assert [change["op"] for change in told("log", "inspect", PLACE)["changes"]] == ["c", "c"]
-    assert told("migrate", "log") == {"before": 2, "after": 2}
+    assert told("migrate", "log") == {"before": FORMAT, "after": FORMAT}
 
 
 @pytest.mark.slow
