@@ -82,7 +82,7 @@ class State(Enum):
     STREAMING = auto()
 
 
-class Event(Enum):
+class SinkEvent(Enum):
     """Events that change the state of the runner of a sink."""
 
     LEASE_LOST = auto()
@@ -110,23 +110,23 @@ _APPLIES_DIRECTLY: Final = frozenset({State.DIRECT, State.STREAMING})
 _AWAITS_SPARK: Final = frozenset({State.AWAITING_SPARK, State.AWAITING_BATCH})
 
 _FROM_CLOSED: Final = {
-    Event.LEASE_LOST: State.STANDBY,
-    Event.REPLAY_BEGAN: State.PAUSED,
-    Event.FAILED: State.CLOSED,
-    Event.FAILED_FOR_GOOD: State.HALTED,
+    SinkEvent.LEASE_LOST: State.STANDBY,
+    SinkEvent.REPLAY_BEGAN: State.PAUSED,
+    SinkEvent.FAILED: State.CLOSED,
+    SinkEvent.FAILED_FOR_GOOD: State.HALTED,
 }
-_FROM_OPEN: Final = {**_FROM_CLOSED, Event.REOPEN: State.CLOSED, Event.STOPPED: State.CLOSED}
+_FROM_OPEN: Final = {**_FROM_CLOSED, SinkEvent.REOPEN: State.CLOSED, SinkEvent.STOPPED: State.CLOSED}
 
-TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = MappingProxyType(
+TRANSITIONS: Final[Mapping[State, Mapping[SinkEvent, State]]] = MappingProxyType(
     {
-        State.CLOSED: {**_FROM_CLOSED, Event.OPENED: State.DIRECT},
-        State.STANDBY: {Event.LEASE_GAINED: State.CLOSED},
-        State.PAUSED: {Event.LEASE_LOST: State.STANDBY, Event.REPLAY_ENDED: State.CLOSED},
-        State.HALTED: {Event.LEASE_LOST: State.STANDBY, Event.REPLAY_BEGAN: State.PAUSED},
-        State.DIRECT: {**_FROM_OPEN, Event.RANGE_NEEDS_SPARK: State.AWAITING_SPARK},
-        State.AWAITING_SPARK: {**_FROM_OPEN, Event.QUERY_STARTED: State.AWAITING_BATCH},
-        State.AWAITING_BATCH: {**_FROM_OPEN, Event.FIRST_BATCH: State.STREAMING},
-        State.STREAMING: {**_FROM_OPEN, Event.QUERY_IDLE: State.DIRECT},
+        State.CLOSED: {**_FROM_CLOSED, SinkEvent.OPENED: State.DIRECT},
+        State.STANDBY: {SinkEvent.LEASE_GAINED: State.CLOSED},
+        State.PAUSED: {SinkEvent.LEASE_LOST: State.STANDBY, SinkEvent.REPLAY_ENDED: State.CLOSED},
+        State.HALTED: {SinkEvent.LEASE_LOST: State.STANDBY, SinkEvent.REPLAY_BEGAN: State.PAUSED},
+        State.DIRECT: {**_FROM_OPEN, SinkEvent.RANGE_NEEDS_SPARK: State.AWAITING_SPARK},
+        State.AWAITING_SPARK: {**_FROM_OPEN, SinkEvent.QUERY_STARTED: State.AWAITING_BATCH},
+        State.AWAITING_BATCH: {**_FROM_OPEN, SinkEvent.FIRST_BATCH: State.STREAMING},
+        State.STREAMING: {**_FROM_OPEN, SinkEvent.QUERY_IDLE: State.DIRECT},
     }
 )
 """The next state of a runner, by state and event."""
@@ -210,7 +210,7 @@ class SinkRunner:
         if query is not None and query.has_ended:
             self._attempt(lambda: query.raise_error(self._settings.name))
         elif self._opened is not None and self._opened.loop.needs_reopen:
-            self._fire(Event.REOPEN)
+            self._fire(SinkEvent.REOPEN)
         else:
             self._step_closed()
             self._step_open()
@@ -221,7 +221,7 @@ class SinkRunner:
         if opened is None:
             return False
         if self._state is State.AWAITING_BATCH and opened.query is not None and opened.query.has_begun:
-            self._fire(Event.FIRST_BATCH)
+            self._fire(SinkEvent.FIRST_BATCH)
         if self._state not in _APPLIES_DIRECTLY or opened.is_throttled or opened.seconds_to_batch:
             return False
         before = opened.loop.position
@@ -236,9 +236,9 @@ class SinkRunner:
     def stop(self) -> None:
         """Wait until the running batch ends, then close the sink."""
         if self._state in OPEN:
-            self._fire(Event.STOPPED)
+            self._fire(SinkEvent.STOPPED)
 
-    def _fire(self, event: Event) -> None:
+    def _fire(self, event: SinkEvent) -> None:
         state = TRANSITIONS[self._state][event]
         if self._opened is not None and state not in OPEN:
             self._opened.close()
@@ -254,25 +254,25 @@ class SinkRunner:
         leases = self._parts.leases
         if leases is not None and not leases.try_acquire(self._settings.name):
             if self._state is not State.STANDBY:
-                self._fire(Event.LEASE_LOST)
+                self._fire(SinkEvent.LEASE_LOST)
         elif self._state is State.STANDBY:
-            self._fire(Event.LEASE_GAINED)
+            self._fire(SinkEvent.LEASE_GAINED)
 
     def _follow_replay(self) -> None:
         pauses, name = self._parts.pauses, self._settings.name
         if pauses.is_paused(name):
             if self._state is not State.PAUSED:
-                self._fire(Event.REPLAY_BEGAN)
+                self._fire(SinkEvent.REPLAY_BEGAN)
             with suppress(CdcError):
                 pauses.confirm(name)
         elif self._state is State.PAUSED:
-            self._fire(Event.REPLAY_ENDED)
+            self._fire(SinkEvent.REPLAY_ENDED)
 
     def _step_closed(self) -> None:
         if self._state is not State.CLOSED:
             return
         if self._failures.is_final:  # halted before another process had the lease
-            self._fire(Event.FAILED_FOR_GOOD)
+            self._fire(SinkEvent.FAILED_FOR_GOOD)
         elif time.monotonic() >= self._failures.due:
             if needs_spark(self._settings) or rules_need_spark(self._settings):
                 self._parts.spark.request(f"sink {self._settings.name!r} has writer 'spark' or rules with expressions")
@@ -308,7 +308,7 @@ class SinkRunner:
 
     def _open(self) -> None:
         self._opened = OpenedSink(self._definition, self._settings, self._parts, self.progress)
-        self._fire(Event.OPENED)
+        self._fire(SinkEvent.OPENED)
         self._opened.register(at_once=True)
 
     def _catch_up(self, opened: OpenedSink) -> None:
@@ -324,10 +324,10 @@ class SinkRunner:
             session = self._parts.spark.available
             if session is not None and self._parts.first_batch.enter(opened):
                 opened.start_query(session)
-                self._fire(Event.QUERY_STARTED)
+                self._fire(SinkEvent.QUERY_STARTED)
         elif self._state is State.STREAMING and opened.is_query_idle:
             opened.stop_query()
-            self._fire(Event.QUERY_IDLE)
+            self._fire(SinkEvent.QUERY_IDLE)
 
     def _advance(self, opened: OpenedSink) -> None:
         try:
@@ -338,7 +338,7 @@ class SinkRunner:
         if opened.query is not None:
             opened.query.require()  # its next batch applies the range
         else:
-            self._fire(Event.RANGE_NEEDS_SPARK)
+            self._fire(SinkEvent.RANGE_NEEDS_SPARK)
 
     def _attempt(self, act: Callable[[], None]) -> None:
         """Call `act`. If it fails, close the sink and delay the next attempt; after a final error, halt."""
@@ -347,7 +347,7 @@ class SinkRunner:
         except Exception as exc:
             error, is_final = self._classify(exc)
             self._failures.error, self._failures.is_final = error, is_final
-            self._fire(Event.FAILED_FOR_GOOD if is_final else Event.FAILED)
+            self._fire(SinkEvent.FAILED_FOR_GOOD if is_final else SinkEvent.FAILED)
             self._failures.count()
             self.progress.record_failure(error)
             log.exception(

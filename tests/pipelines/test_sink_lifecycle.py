@@ -14,7 +14,7 @@ from pipelines.opened_sink import SinkParts
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.replay_pause import ReplayPauses
 from pipelines.runtime.sink_lease import SinkLeases
-from pipelines.sink_lifecycle import OPEN, TRANSITIONS, WITH_QUERY, Event, SinkRunner, State
+from pipelines.sink_lifecycle import OPEN, TRANSITIONS, WITH_QUERY, SinkEvent, SinkRunner, State
 from tests.fixtures.waiting import until
 from tests.pipelines.shop_pipeline import END, FIGURES, ShopPipeline, applied_shop, make_shop
 from tests.pipelines.spark_starts import spark_that_never_starts
@@ -22,7 +22,7 @@ from tests.pipelines.spark_starts import spark_that_never_starts
 
 def test_every_state_is_reached_from_closed_and_leads_back_to_it() -> None:
     assert set(TRANSITIONS) == set(State)
-    assert {event for events in TRANSITIONS.values() for event in events} == set(Event)
+    assert {event for events in TRANSITIONS.values() for event in events} == set(SinkEvent)
     assert _reachable(State.CLOSED) == set(State)
     for state in State:
         assert State.CLOSED in _reachable(state), state
@@ -40,31 +40,33 @@ def _reachable(start: State) -> set[State]:
 @pytest.mark.parametrize(
     ("event", "after"),
     [
-        (Event.LEASE_LOST, State.STANDBY),
-        (Event.REPLAY_BEGAN, State.PAUSED),
-        (Event.FAILED, State.CLOSED),
-        (Event.FAILED_FOR_GOOD, State.HALTED),
-        (Event.REOPEN, State.CLOSED),
-        (Event.STOPPED, State.CLOSED),
+        (SinkEvent.LEASE_LOST, State.STANDBY),
+        (SinkEvent.REPLAY_BEGAN, State.PAUSED),
+        (SinkEvent.FAILED, State.CLOSED),
+        (SinkEvent.FAILED_FOR_GOOD, State.HALTED),
+        (SinkEvent.REOPEN, State.CLOSED),
+        (SinkEvent.STOPPED, State.CLOSED),
     ],
 )
-def test_every_open_state_is_closed_by_the_same_events(state: State, event: Event, after: State) -> None:
+def test_every_open_state_is_closed_by_the_same_events(state: State, event: SinkEvent, after: State) -> None:
     assert TRANSITIONS[state][event] is after
     assert after not in OPEN
 
 
 def test_a_query_is_started_for_a_range_that_needs_it_and_stopped_when_it_is_idle() -> None:
     starts = {
-        state: events[Event.QUERY_STARTED] for state, events in TRANSITIONS.items() if Event.QUERY_STARTED in events
+        state: events[SinkEvent.QUERY_STARTED]
+        for state, events in TRANSITIONS.items()
+        if SinkEvent.QUERY_STARTED in events
     }
     assert starts == {State.AWAITING_SPARK: State.AWAITING_BATCH}
-    assert TRANSITIONS[State.AWAITING_BATCH][Event.FIRST_BATCH] is State.STREAMING
-    assert TRANSITIONS[State.STREAMING][Event.QUERY_IDLE] is State.DIRECT
+    assert TRANSITIONS[State.AWAITING_BATCH][SinkEvent.FIRST_BATCH] is State.STREAMING
+    assert TRANSITIONS[State.STREAMING][SinkEvent.QUERY_IDLE] is State.DIRECT
     assert {State.AWAITING_BATCH, State.STREAMING} == WITH_QUERY
 
 
 def test_a_halted_sink_is_left_by_a_replay_or_for_another_process_only() -> None:
-    assert set(TRANSITIONS[State.HALTED]) == {Event.LEASE_LOST, Event.REPLAY_BEGAN}
+    assert set(TRANSITIONS[State.HALTED]) == {SinkEvent.LEASE_LOST, SinkEvent.REPLAY_BEGAN}
 
 
 @pytest.fixture(name="shop")
