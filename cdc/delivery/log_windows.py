@@ -35,7 +35,9 @@ class LogWindow:
     after: Position
     upto: Position
     bootstrap: Position | None
-    """Horizon of the compacted state to which the window belongs; None for a window of single changes."""
+    """Horizon of the compacted state with which the delivery began; None if the window ends with the end of a state, or
+    has single changes.
+    """
     parts: Sequence[tuple[int, int] | None]
     """Ranges of ordinals, first included and last excluded, of the parts; None is the whole window."""
     files: Sequence[LogFile]
@@ -58,45 +60,61 @@ class LogWindow:
 def next_window(log: LogReader, after: Position, bootstrap: Position | None, most: int) -> LogWindow | None:
     """Return the window that begins after a position; None if the log has nothing after it.
 
-    bootstrap: horizon of the compacted state that the delivery has begun to send. `after` is then a position inside
-    this state. most: maximum number of rows.
+    bootstrap: horizon of the compacted state that the delivery has begun to send and not sent completely; `after` is
+    then a position inside this state. most: maximum number of rows. Raises LogTrimmed if the log has lost changes after
+    the position.
     """
     durable = log.durable
     if durable is None or durable <= after:
         return None
-    if after < log.oldest and (not after or bootstrap is not None):
-        files, end, bootstrap = _compacted(log, bootstrap)
+    if bootstrap is not None or (not after and log.oldest):
+        files, end = _compacted(log, after, bootstrap)
+        bootstrap = bootstrap or end
     else:
-        end, bootstrap = log.latest_boundary(after, most), None
-        files = log.files(after, end)
+        files, end = _changes(log, after, most)
     parts: Sequence[tuple[int, int] | None] = (None,)
     most = min(most, _affordable(files))
+    last = end
     if sum(file.rows for file in files) > most:
         end, parts = _cut(files, after, end, most)
     return LogWindow(
         after=after,
         upto=end,
-        bootstrap=bootstrap if bootstrap is not None and end < bootstrap else None,
+        bootstrap=bootstrap if end < last else None,
         parts=parts,
         files=[file for file in files if file.first <= end and file.last > after],
         is_last=end >= durable,
     )
 
 
-def _compacted(log: LogReader, bootstrap: Position | None) -> tuple[list[LogFile], Position, Position]:
-    """Return the files of the state at the horizon, and the horizon as end of a window and as its `bootstrap`.
+def _changes(log: LogReader, after: Position, most: int) -> tuple[list[LogFile], Position]:
+    """Return the files of `changes` with the next rows, and the position up to which these have every change."""
+    if after < log.oldest:
+        raise LogTrimmed(
+            f"the log no longer has single changes after {after!s}, where the delivery is: they were trimmed up to "
+            f"{log.oldest!s}",
+            remedy="run 'cdc deliveries rewind SINK' to send the state of every row and then the changes after it, or "
+            f"'cdc deliveries rewind SINK --to {log.oldest!s}' to skip the lost changes",
+        )
+    end = log.latest_boundary(after, most)
+    return log.files(after, end), end
 
-    Rows that a delivery has sent have the same positions in a newer state. A key that was deleted since has a tombstone
-    there, unless the tombstone was removed.
+
+def _compacted(log: LogReader, after: Position, bootstrap: Position | None) -> tuple[list[LogFile], Position]:
+    """Return the files of the state at the present horizon, and the horizon.
+
+    bootstrap: horizon of the state that the delivery has begun with; None if it begins now. Rows that it has sent have
+    the same positions in a newer state, and a key that was changed since has a greater one. A key that was deleted
+    since has a tombstone, unless a compaction has removed it.
     """
     compacted = log.compacted
-    if compacted is None or (bootstrap is not None and compacted.floor > bootstrap):
+    if compacted is None or (bootstrap is not None and compacted.floor > max(bootstrap, after)):
         raise LogTrimmed(
             "the state of the log that a delivery has begun to send is no longer there, because its tombstones were "
             "removed",
             remedy="run 'cdc deliveries rewind SINK' to send everything again",
         )
-    return log.files(Position(0), compacted.horizon), compacted.horizon, compacted.horizon
+    return log.files(Position(0), compacted.horizon), compacted.horizon
 
 
 def _affordable(files: Sequence[LogFile]) -> int:
