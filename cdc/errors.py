@@ -105,7 +105,8 @@
         ├── DeliveryFenced          another process sends the same delivery
         ├── DeliveryOfAnotherLog    the stored progress belongs to another log
         ├── EventSchemaRejected     retried: the schema registry refuses a schema
-        └── ClientMissing           exit 3: the client library of a destination is not installed
+        ├── ClientMissing           exit 3: the client library of a destination is not installed
+        └── ProgressDamaged         the stored progress cannot be read
 
 Messages are lower case without a full stop. They name the failing object with ``!r`` and contain neither row
 values nor secrets. ``raise … from`` keeps the cause.
@@ -990,7 +991,7 @@ class DestinationUnavailable(DeliveryError):
 
     code = "CDC-7001"
     reaction = Reaction.RETRY
-    remedy = "check that the destination runs and can be reached from this machine; the delivery tries again"
+    remedy = "check that the destination runs and can be reached from this machine; the delivery then continues"
 
 
 class DestinationDenied(DeliveryError):
@@ -999,7 +1000,7 @@ class DestinationDenied(DeliveryError):
     code = "CDC-7002"
     reaction = Reaction.RETRY
     exit_code = ExitCode.ENVIRONMENT
-    remedy = "correct the credentials, or grant the privileges that the message names; the delivery tries again"
+    remedy = "correct the credentials, or grant the privileges that the message names; the delivery then continues"
 
 
 class DestinationNotTrusted(DeliveryError):
@@ -1071,6 +1072,13 @@ class ClientMissing(DeliveryError):
     code = "CDC-7011"
     exit_code = ExitCode.ENVIRONMENT
     remedy = "install the package extra that the message names"
+
+
+class ProgressDamaged(DeliveryError):
+    """The stored progress of a delivery cannot be read."""
+
+    code = "CDC-7012"
+    remedy = "restore what the message names from a backup, or remove it to begin again as a new delivery does"
 
 
 _RESTARTABLE: tuple[type[CdcError], ...] = (LogFenced, SinkFenced, UnknownRelation, DeliveryFenced)

@@ -69,10 +69,10 @@ class Commands:
             session.flush()
             return row.id
 
-    def pending(self, pipeline: str, kind: str) -> list[Command]:
-        """Return the unfinished commands of the kind, oldest first."""
+    def pending(self, pipeline: str, *kinds: str) -> list[Command]:
+        """Return the unfinished commands of the kinds, oldest first."""
         with self._database.reading() as session:
-            return [_command(row) for row in session.execute(_PENDING, {"pipeline": pipeline, "kind": kind})]
+            return [_command(row) for row in session.execute(_PENDING, {"pipeline": pipeline, "kinds": kinds})]
 
     def get(self, command: int) -> Command | None:
         """Return the command with that number; None if the catalog has none."""
@@ -113,7 +113,7 @@ _PENDING: Final = (
     select(CommandRow.__table__)
     .where(
         _COLUMNS.pipeline == bindparam("pipeline"),
-        _COLUMNS.kind == bindparam("kind"),
+        _COLUMNS.kind.in_(bindparam("kinds", expanding=True)),
         _COLUMNS.state == CommandState.PENDING.value,
     )
     .order_by(_COLUMNS.id)

@@ -10,16 +10,17 @@ stores the progress with the events this happens at most zero times, to any othe
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
 from cdc.config.deliveries import DeliverySettings, StartAt
 from cdc.delivery.delivery_figures import DeliveryFigures
 from cdc.delivery.destinations.contract import Destination, Event, EventsRefused
-from cdc.delivery.event_source import EventPart, EventSource, EventWindow
+from cdc.delivery.event_encoder import EventPart
+from cdc.delivery.event_source import EventSource, EventWindow, WindowPart
 from cdc.delivery.progress import ParkedKey, Progress, ProgressFile
-from cdc.errors import CdcError, DeadLetterLimitExceeded
+from cdc.errors import CdcError, DeadLetterLimitExceeded, Reaction
 from cdc.failpoint import hit
 from cdc.log.reader import LogReader
 from cdc.position import Position
@@ -41,25 +42,34 @@ class DeliveryLoop:
     ) -> None:
         self._log, self._source, self._destination, self._store = log, source, destination, store
         self._figures = figures
-        self._progress = Progress(log_id=log.log_id)
+        self._progress = self._stored = Progress(log_id=log.log_id)
         self._stored_at = 0.0
+        self._window: EventWindow | None = None
+        """Window of which the destination has refused events; it is sent again."""
 
     @property
     def progress(self) -> Progress:
-        """The progress; it is stored, apart from log rows without events."""
+        """The progress, also through log rows without events, which is not stored at once."""
         return self._progress
 
+    @property
+    def stored(self) -> Progress:
+        """The progress that was stored last, from which a new process would continue."""
+        return self._stored
+
     def open(self, settings: DeliverySettings) -> None:
-        """Connect to the destination, and continue from the stored progress."""
+        """Connect to the destination, and continue from the stored progress; `check_progress` must follow."""
         self._log.refresh()
         start = (self._log.durable or Position(0)) if settings.start is StartAt.LATEST else Position(0)
         initial = Progress(log_id=self._log.log_id, position=start)
-        stored = self._destination.open()
-        if self._destination.stores_progress:
-            self._progress = initial if stored is None else Progress.from_json(stored)
+        content = self._destination.open()
+        if not self._destination.stores_progress:
+            self._progress = self._stored = self._store.open(initial)
+        elif content is not None:
+            self._progress = self._stored = Progress.parse(content, f"at the destination of {settings.name!r}")
         else:
-            self._progress = self._store.open(initial)
-        self._progress.check_log(self._log.log_id, settings.name)
+            # a process that dies before its first events must not begin at a later position
+            self._progress = self._committed(initial)
         self._figures.record_opened(self._progress)
 
     def step(self) -> bool:
@@ -68,84 +78,94 @@ class DeliveryLoop:
         Raises an error with Reaction.RETRY if the destination is not available. The caller then closes and opens the
         loop again.
         """
-        window = self._source.next(self._progress)
+        window = self._window or self._source.next(self._progress)
         if window is None:
+            if self._progress != self._stored and self._is_store_due(self._progress):
+                self._committed(self._progress)
             return False
+        self._window = window
         self._figures.begin_window(window)
-        progress = replace(self._progress, position=window.upto, bootstrap=window.window.bootstrap)
-        sent = 0
         try:
-            for part in window.parts:
-                progress = _with_refused(progress, part)
-                events = _unparked(part, progress)
-                self._destination.send(events)
-                sent += len(events)
-                progress = replace(progress, dropped=progress.dropped + part.dropped)
-            hit("delivery_sent")
+            progress, sent = self._sent(window)
             if sent or self._is_store_due(progress):
-                self._commit(progress)
+                progress = self._committed(progress, window)
         except EventsRefused as refused:
-            self._park(window, refused, progress)
+            self._progress = _with_letters(self._progress, window, refused)
+            self._reopen()
+            self._figures.record_parked(self._progress)
             return True
-        self._progress = progress
+        self._window, self._progress = None, progress
         self._figures.record_window(window, progress, sent)
         return True
 
     def retry(self, letter: ParkedKey) -> None:
         """Send all events of a parked key, from the first one that was refused; raises the error of a new refusal."""
-        progress = self._progress.without(letter.identity)
         try:
             for events in self._source.events_of_key(letter, self._progress.position):
                 self._destination.send(events)
-            self._commit(progress)
+            self._progress = self._committed(self._progress.without(letter.identity))
         except EventsRefused as refused:
             self._reopen()
             raise next(iter(refused.refused.values())) from refused
-        self._progress = progress
-        self._figures.record_parked(progress)
+        except CdcError as exc:
+            if exc.reaction is not Reaction.RETRY:
+                self._reopen()
+            raise
+        self._figures.record_parked(self._progress)
 
     def discard(self, letter: ParkedKey) -> None:
         """Remove a dead letter: events of its key are sent again, beginning after the present position."""
-        progress = self._progress.without(letter.identity)
-        self._commit(progress)
-        self._progress = progress
-        self._figures.record_parked(progress)
+        self._progress = self._committed(self._progress.without(letter.identity))
+        self._figures.record_parked(self._progress)
 
     def rewind(self, position: Position) -> None:
-        """Continue after another position; events that were sent already are sent again with the same ids."""
-        progress = replace(self._progress, position=position, bootstrap=None)
-        self._commit(progress)
-        self._progress = progress
+        """Continue after another position of this log; events that were sent already have the same ids again."""
+        parked = self._progress.parked if self._progress.log_id == self._log.log_id else {}
+        progress = replace(self._progress, log_id=self._log.log_id, position=position, bootstrap=None, parked=parked)
+        self._window, self._progress = None, self._committed(progress)
+        self._figures.record_opened(self._progress)
 
     def close(self) -> None:
         """Disconnect from the destination."""
         self._destination.close()
 
-    def _commit(self, progress: Progress) -> None:
-        self._destination.commit(progress.to_json())
+    def _sent(self, window: EventWindow) -> tuple[Progress, int]:
+        """Send the events of a window; return the progress after it, and the number of events."""
+        progress, sent = replace(self._progress, position=window.upto, bootstrap=window.window.bootstrap), 0
+        for part in window.parts:
+            progress = _with_refused(progress, part)
+            events = _unparked(part, progress)
+            try:
+                self._destination.send(events)
+            except EventsRefused as refused:
+                if not refused.others_acknowledged:
+                    raise
+                progress = _with_letters(progress, window, refused)
+            sent += len(events)
+            progress = replace(progress, dropped=progress.dropped + part.selection.dropped)
+        hit("delivery_sent")
+        return progress, sent
+
+    def _committed(self, progress: Progress, window: EventWindow | None = None) -> Progress:
+        """Commit the batch and store the progress; return it with the dead letters of events that were refused.
+
+        window: the window whose events the batch has.
+        """
+        try:
+            self._destination.commit(progress.to_json())
+        except EventsRefused as refused:
+            if window is None or not refused.others_acknowledged:
+                raise
+            return self._committed(_with_letters(progress, window, refused))
         hit("delivery_acknowledged")
         if not self._destination.stores_progress:
             self._store.write(progress)
-        self._stored_at = time.monotonic()
+        self._stored, self._stored_at = progress, time.monotonic()
+        return progress
 
     def _is_store_due(self, progress: Progress) -> bool:
-        changed = progress.parked != self._progress.parked or progress.dropped != self._progress.dropped
+        changed = progress.parked != self._stored.parked or progress.dropped != self._stored.dropped
         return changed or time.monotonic() - self._stored_at >= STORE_EVERY
-
-    def _park(self, window: EventWindow, refused: EventsRefused, progress: Progress) -> None:
-        """Make refused events dead letters. Unless the others are acknowledged, send the window again without them."""
-        if refused.others_acknowledged:
-            progress = _with_letters(progress, window.parts, refused)
-            self._commit(progress)
-            self._progress = progress
-        else:
-            self._source.again(window)
-            again = self._source.next(self._progress)
-            parts = window.parts if again is None else again.parts
-            self._progress = _with_letters(self._progress, parts, refused)
-            self._source.again(window)
-            self._reopen()
-        self._figures.record_parked(self._progress)
 
     def _reopen(self) -> None:
         """Open the destination again, after which nothing of the interrupted batch is there or will come."""
@@ -153,8 +173,11 @@ class DeliveryLoop:
         self._destination.open()
 
 
-def check_limit(progress: Progress, settings: DeliverySettings) -> None:
-    """Raise DeadLetterLimitExceeded if the delivery has more dead letters than it may have."""
+def check_progress(progress: Progress, log_id: str, settings: DeliverySettings) -> None:
+    """Raise DeliveryOfAnotherLog if the progress belongs to another log, and DeadLetterLimitExceeded if it has too many
+    dead letters.
+    """
+    progress.check_log(log_id, settings.name)
     if len(progress.parked) > settings.stop_at:
         raise DeadLetterLimitExceeded(
             f"delivery {settings.name!r} has {len(progress.parked):,} dead-letter keys, but may have at most "
@@ -162,24 +185,33 @@ def check_limit(progress: Progress, settings: DeliverySettings) -> None:
         )
 
 
-def _unparked(part: EventPart, progress: Progress) -> Sequence[Event]:
-    """Return the events whose keys are not parked, and the event that reports a gap."""
-    events: list[Event] = part.events
+def _unparked(part: WindowPart, progress: Progress) -> Sequence[Event]:
+    """Return the events that do not wait behind a dead letter, and the event that reports a gap."""
+    events: list[Event] = part.encoded.events
     if progress.parked:
-        events = [event for number, event in enumerate(events) if part.letters(number).identity not in progress.parked]
-    return events if part.gap is None else [*events, part.gap]
+        events = [event for number, event in enumerate(events) if not _waits(part.encoded, number, progress)]
+    return events if part.selection.gap is None else [*events, part.selection.gap]
 
 
-def _with_refused(progress: Progress, part: EventPart) -> Progress:
-    for letter, reason in part.refused:
+def _waits(part: EventPart, number: int, progress: Progress) -> bool:
+    parked = progress.parked.get(part.letters(number).identity)
+    event = part.events[number]
+    return parked is not None and (event.position, event.ordinal) >= parked.first
+
+
+def _with_refused(progress: Progress, part: WindowPart) -> Progress:
+    for letter, reason in part.encoded.refused:
         progress = progress.parking(letter, reason)
     return progress
 
 
-def _with_letters(progress: Progress, parts: Iterable[EventPart], refused: EventsRefused) -> Progress:
+def _with_letters(progress: Progress, window: EventWindow, refused: EventsRefused) -> Progress:
+    """Return the progress with the keys of refused events; raises the reason if an event has no key to park."""
     waiting: dict[str, CdcError] = dict(refused.refused)
-    for part in parts:
-        for number, event in enumerate(part.events if waiting else ()):
+    for part in window.parts:
+        for number, event in enumerate(part.encoded.events if waiting else ()):
             if (reason := waiting.pop(event.id, None)) is not None:
-                progress = progress.parking(part.letters(number), reason)
+                progress = progress.parking(part.encoded.letters(number), reason)
+    for reason in waiting.values():
+        raise reason
     return progress

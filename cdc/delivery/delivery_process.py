@@ -7,7 +7,6 @@ import signal
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from importlib.metadata import version
 from threading import Event, Thread
 from types import FrameType
 from typing import Final
@@ -21,16 +20,10 @@ from cdc.catalog.process_lease import leased
 from cdc.config import Definition
 from cdc.config.destinations import Delivery
 from cdc.delivery.delivery_figures import DeliveryFigures
-from cdc.delivery.delivery_loop import DeliveryLoop, check_limit
+from cdc.delivery.delivery_loop import check_progress
 from cdc.delivery.delivery_requests import DeliveryRequests
-from cdc.delivery.destinations import new_destination
-from cdc.delivery.destinations.contract import DeliveryIdentity
-from cdc.delivery.event_source import EventSource
-from cdc.delivery.formats import new_format
-from cdc.delivery.formats.event_rows import SourceNames
-from cdc.delivery.progress import ProgressFile, delivery_uuid
+from cdc.delivery.opened_delivery import OpenedDelivery, opened_delivery
 from cdc.errors import CdcError, LogError, Reaction, SinkInUse, as_cdc_error
-from cdc.log.consumer_registration import ConsumerRegistration
 from cdc.log.reader import LogReader
 from cdc.position import Position
 
@@ -44,21 +37,31 @@ FAILED: Final = BackOff(0.2, 30.0, jitter=0.2)
 """Pauses between two attempts to open a destination."""
 LOG_POLL: Final = 0.1
 """Seconds between two checks whether the log exists."""
+STOPPED_POLL: Final = 0.5
+"""Seconds between two checks whether every delivery has stopped."""
+END_WITHIN: Final = 20.0
+"""Seconds for which a process that ends waits for destinations; what they have not acknowledged is sent again."""
 
 log = structlog.get_logger("deliver")
 
 
 class DeliveryRunner(Thread):
-    """Runs the loop of one delivery until `stop` is set; failures that a retry may fix are retried for ever."""
+    """Runs the loop of one delivery until `stop` is set; failures that a retry may fix are retried for ever.
+
+    After any other failure the runner waits for a request to its delivery, such as a rewind, and then tries again.
+    """
 
     def __init__(self, definition: Definition, settings: Delivery, catalog: Catalog, stop: Event) -> None:
-        super().__init__(name=f"deliver {settings.name}")
+        # a thread that waits for a pipe or a broker does not keep the process alive
+        super().__init__(name=f"deliver {settings.name}", daemon=True)
         self._definition, self._settings, self._catalog, self._stop_requested = definition, settings, catalog, stop
         self.process_metrics = metrics.Metrics()
         self.figures = DeliveryFigures(definition.name, settings.name, self.process_metrics)
         self._requests = DeliveryRequests(catalog, definition.name, settings.name)
         self.failure: CdcError | None = None
         """Error because of which the delivery has stopped; None while it runs."""
+        self.has_lost_output = False
+        """True if the reader of standard output has closed it; the process then ends."""
 
     def run(self) -> None:
         """Open the delivery and send, again and again."""
@@ -67,20 +70,27 @@ class DeliveryRunner(Thread):
             began = time.monotonic()
             try:
                 self._deliver()
-            except CdcError as exc:
-                self.figures.record_failure(exc)
-                if exc.reaction is not Reaction.RETRY and not isinstance(exc, SinkInUse):
-                    self.failure = exc
-                    self._log_failure("a delivery stopped", exc)
-                    return
+            except BrokenPipeError:
+                self.has_lost_output = True
+                self._stop_requested.set()
+            except Exception as exc:  # noqa: BLE001 - whatever fails, the delivery reports it and may be tried again
                 failures = 1 if time.monotonic() - began > FAILED.longest else failures + 1
-                self._log_failure("a delivery is interrupted and will be tried again", exc)
-                self._stop_requested.wait(FAILED.seconds(failures))
-            except Exception as exc:
-                log.exception("a delivery stopped", delivery=self._settings.name)
-                self.failure = as_cdc_error(exc, f"delivery {self._settings.name!r}")
-                self.figures.record_failure(self.failure)
-                return
+                self._recover(exc, failures)
+
+    def _recover(self, exc: Exception, failures: int) -> None:
+        """Wait until the delivery should be tried again."""
+        if not isinstance(exc, CdcError):
+            log.error("a delivery failed unexpectedly", delivery=self._settings.name, exc_info=exc)
+        error = as_cdc_error(exc, f"delivery {self._settings.name!r}")
+        self.figures.record_failure(error)
+        if error.reaction is Reaction.RETRY or isinstance(error, SinkInUse):
+            self._log_failure("a delivery is interrupted and will be tried again", error)
+            self._stop_requested.wait(FAILED.seconds(failures))
+            return
+        self._log_failure("a delivery stopped; it is tried again after a request to it", error)
+        self.failure = error
+        if self._requests.await_any(self._stop_requested):
+            self.failure = None
 
     def _deliver(self) -> None:
         """Send until `stop` is set or something fails."""
@@ -88,31 +98,20 @@ class DeliveryRunner(Thread):
         found = self._await_log()
         if found is None:
             return
-        identity = DeliveryIdentity(definition.name, settings.name, found.log_id)
-        names = SourceNames(definition.name, found.identity.database, version("cdc"), found.log_id)
         conflict = f"another process sends delivery {settings.name!r}"
         with ExitStack() as stack:
-            stack.enter_context(leased(self._catalog, f"deliver {identity}", conflict))
-            source = EventSource(found, settings, identity, new_format(settings, names))
-            stack.callback(source.close)
-            store = ProgressFile(definition.log.root, found.log_id, settings.name)
-            loop = DeliveryLoop(found, source, new_destination(settings, identity), store, self.figures)
-            stack.callback(loop.close)
-            loop.open(settings)
-            registered = ConsumerRegistration(
-                definition.log.root, delivery_uuid(found.log_id, settings.name), settings.name
-            )
-            self._send(loop, found, registered)
+            stack.enter_context(leased(self._catalog, f"deliver {definition.name}.{settings.name}", conflict))
+            self._send(stack.enter_context(opened_delivery(definition, settings, found, self.figures)), found)
 
-    def _send(self, loop: DeliveryLoop, found: LogReader, registered: ConsumerRegistration) -> None:
-        idle, requests_due = 0, 0.0
+    def _send(self, opened: OpenedDelivery, found: LogReader) -> None:
+        loop, idle, requests_due = opened.loop, 0, 0.0
         while not self._stop_requested.is_set():
-            check_limit(loop.progress, self._settings)
-            registered.report(loop.progress.needed, _pinned(found, loop.progress.position))
             if time.monotonic() >= requests_due:
-                requests_due = time.monotonic() + REQUESTS_EVERY
                 self._requests.answer(loop)
+                requests_due = time.monotonic() + REQUESTS_EVERY
                 self.figures.record_notice(self._requests.pause_notice())
+            check_progress(loop.progress, found.log_id, self._settings)
+            opened.registration.report(loop.stored.needed, _pinned(found, loop.stored.position))
             if self._requests.is_paused:
                 self._stop_requested.wait(REQUESTS_EVERY)
             elif loop.step():
@@ -185,7 +184,10 @@ class DeliveryReporter(Thread):
 
 
 def main(definition: Definition, deliveries: Sequence[Delivery]) -> int:
-    """Send deliveries until SIGTERM or SIGINT; return 0. Raises the error of a delivery once every one has stopped."""
+    """Send deliveries until SIGTERM or SIGINT; return 0.
+
+    Raises the error of a delivery once every one has stopped, and BrokenPipeError if the output was closed.
+    """
     stop, ended = Event(), Event()
 
     def end(_number: int, _frame: FrameType | None) -> None:
@@ -198,14 +200,29 @@ def main(definition: Definition, deliveries: Sequence[Delivery]) -> int:
         reporter = DeliveryReporter(catalog, definition.name, runners, ended)
         for thread in (*runners, reporter):
             thread.start()
-        for runner in runners:
-            runner.join()
+        failures = _await_end(runners, stop)
         ended.set()
         reporter.join()
-    failures = [runner.failure for runner in runners if runner.failure is not None]
-    if failures and len(failures) == len(runners):
+    if any(runner.has_lost_output for runner in runners):
+        raise BrokenPipeError
+    if failures:
         raise failures[0]
     return 0
+
+
+def _await_end(runners: Sequence[DeliveryRunner], stop: Event) -> list[CdcError]:
+    """Wait until `stop` is set or every delivery has stopped, and return the errors in the second case."""
+    while not stop.wait(STOPPED_POLL):
+        failures = [runner.failure for runner in runners if runner.failure is not None]
+        if len(failures) == len(runners):
+            stop.set()
+            break
+    else:
+        failures = []
+    deadline = time.monotonic() + END_WITHIN
+    for runner in runners:
+        runner.join(max(0.0, deadline - time.monotonic()))
+    return failures
 
 
 def _pinned(found: LogReader, position: Position) -> int | None:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from threading import Event
+from typing import Final
+
 import structlog
 
 from cdc.catalog import Catalog, Command
 from cdc.catalog.dead_letter_requests import DLQ, DeadLetterAction, DeadLetterOutcome
-from cdc.catalog.delivery_requests import REWIND_DELIVERY, pause_of
+from cdc.catalog.delivery_requests import PAUSE_DELIVERY, REWIND_DELIVERY
 from cdc.delivery.delivery_figures import dead_letter
 from cdc.delivery.delivery_loop import DeliveryLoop
 from cdc.errors import CdcError, Reaction
 from cdc.position import Position
+
+KINDS: Final = (PAUSE_DELIVERY, REWIND_DELIVERY, DLQ)
+"""Kinds of commands that are requests to a delivery."""
+STOPPED_EVERY: Final = 1.0
+"""Seconds between two looks for requests while a delivery has stopped because of an error."""
 
 log = structlog.get_logger("deliver")
 
@@ -27,24 +35,45 @@ class DeliveryRequests:
         the request then stays pending.
         """
         try:
-            self.is_paused = pause_of(self._catalog, self._pipeline, self._delivery) is not None
-            letters = self._catalog.commands.pending(self._pipeline, DLQ)
-            rewinds = self._catalog.commands.pending(self._pipeline, REWIND_DELIVERY)
+            pending = self._pending()
         except CdcError as exc:
-            log.warning(
-                "cannot look for requests in the catalog; they stay pending",
-                delivery=self._delivery,
-                code=exc.code,
-                message=exc.message,
-            )
+            self._log_unreachable(exc)
             return
-        for command in rewinds:
-            if command.payload["delivery"] == self._delivery:
+        self.is_paused = any(command.kind == PAUSE_DELIVERY for command in pending)
+        for command in pending:
+            if command.kind == REWIND_DELIVERY:
                 loop.rewind(Position.parse(command.payload["position"]))
                 self._catalog.commands.finish(command.id, {})
-        for command in letters:
-            if command.payload["sink"] == self._delivery:
+        for command in pending:
+            if command.kind == DLQ:
                 self._catalog.commands.finish(command.id, {"letters": self._handle_letters(loop, command)})
+
+    def await_any(self, stop: Event) -> bool:
+        """Wait until there is a request that was not there before; return False if `stop` is set first."""
+        known: set[int] | None = None
+        while not stop.wait(0.0 if known is None else STOPPED_EVERY):
+            try:
+                found = {command.id for command in self._pending()}
+            except CdcError as exc:
+                self._log_unreachable(exc)
+                continue
+            known = found if known is None else known & found
+            if found - known:
+                return True
+        return False
+
+    def _pending(self) -> list[Command]:
+        """Return the pending requests to this delivery, oldest first."""
+        found = self._catalog.commands.pending(self._pipeline, *KINDS)
+        return [one for one in found if one.payload["sink" if one.kind == DLQ else "delivery"] == self._delivery]
+
+    def _log_unreachable(self, exc: CdcError) -> None:
+        log.warning(
+            "cannot look for requests in the catalog; they stay pending",
+            delivery=self._delivery,
+            code=exc.code,
+            message=exc.message,
+        )
 
     def pause_notice(self) -> str | None:
         """Return why the delivery sends nothing at present; None if nobody has paused it."""

@@ -1,57 +1,37 @@
-"""Events of a delivery: reads windows of the log, selects and routes their changes, and encodes them.
+"""Events of a delivery: reads windows of the log and encodes them.
 
 While the loop waits for the destination, a thread reads and encodes the next window.
 """
 
 from __future__ import annotations
 
-import fnmatch
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from itertools import repeat
-from typing import Final
+from dataclasses import dataclass
+from typing import NamedTuple
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.config.deliveries import DeliverySettings
-from cdc.delivery.destinations.contract import ID_HEADER, POSITION_HEADER, XID_HEADER, DeliveryIdentity, Event
-from cdc.delivery.formats.contract import EncodedEvents, Format, Headers, LogicalMessages
+from cdc.delivery.destinations.contract import DeliveryIdentity, Event
+from cdc.delivery.event_encoder import EventEncoder, EventPart, Schemas
+from cdc.delivery.formats.contract import Format
 from cdc.delivery.log_windows import LogWindow, next_window
-from cdc.delivery.outbox_route import OutboxRoute
-from cdc.delivery.overload import OverloadPolicy
+from cdc.delivery.overload import OverloadPolicy, Selection
 from cdc.delivery.progress import ParkedKey, Progress
-from cdc.delivery.table_routes import RoutedChanges, TableRoute
-from cdc.errors import CdcError
-from cdc.log.file_selection import EVERY_ROW, TableSelection
 from cdc.log.reader import LogReader
-from cdc.log_row import Operation
-from cdc.logical_message import message_prefixes
-from cdc.position import ChangePosition, Position, position_texts
-from cdc.table import TableSchema, exact_glob, matches
+from cdc.position import Position
 
-_MESSAGE: Final = Operation.MESSAGE.value
-_SCHEMA: Final = Operation.SCHEMA.value
-
-KeyOf = Callable[[int], tuple[str | None, ...]]
-"""Function that returns the texts of the key of a change in a group, given its number."""
+_Start = tuple[Position, Position | None]
+"""Position and bootstrap of a progress."""
 
 
-@dataclass(frozen=True, slots=True)
-class EventPart:
-    """The events of one part of a window, in log order."""
+class WindowPart(NamedTuple):
+    """The events of one part of a window, and what the overload policy left out."""
 
-    events: list[Event]
-    letters: Callable[[int], ParkedKey]
-    """Returns the dead letter that an event would be, without reason, given the index of the event."""
-    refused: Sequence[tuple[ParkedKey, CdcError]] = ()
-    """Changes that cannot be encoded."""
-    dropped: int = 0
-    """Number of changes that the overload policy removed."""
-    gap: Event | None = None
-    """Event that reports the removed changes; it follows the others."""
+    encoded: EventPart
+    selection: Selection
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +39,10 @@ class EventWindow:
     """The events of one window of the log."""
 
     window: LogWindow
-    parts: Iterator[EventPart] | list[EventPart]
-    """The parts; an iterator, which can be used once, for a transaction that is larger than a window."""
-    schemas_before: Mapping[int, TableSchema]
-    """Schema of each relation at the start of the window."""
+    parts: Iterable[WindowPart]
+    """The parts, which can be iterated several times; those of a transaction that is larger than a window are read
+    from the log each time.
+    """
     committed_at: int
     """Commit time of the last transaction of the window, in microseconds UTC; 0 if unknown."""
 
@@ -72,283 +52,103 @@ class EventWindow:
         return self.window.upto
 
 
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """Changes that were routed together, and their events."""
-
-    rows: np.ndarray
-    """Index of the row of each change in the part."""
-    encoded: EncodedEvents
-    topics: str | list[str]
-    """Topic of all events, or of each."""
-    headers: list[Headers] | None
-    """Headers that the route adds to the events of each change."""
-    key: KeyOf
-    relation: int | None
-    table: str
-
-    @property
-    def event_rows(self) -> np.ndarray:
-        """Index of the row of each event."""
-        return self.rows[self.encoded.source]
-
-    def topic(self, number: int) -> str:
-        """Return the topic of an event."""
-        return self.topics if isinstance(self.topics, str) else self.topics[number]
-
-
 class EventSource:
-    """Reads the events of one delivery from the log, in order."""
+    """Reads the events of one delivery from the log, in order. One thread calls it."""
 
     def __init__(
         self, log: LogReader, settings: DeliverySettings, identity: DeliveryIdentity, encoding: Format
     ) -> None:
-        self._log, self._settings, self._identity, self._format = log, settings, identity, encoding
+        self._log, self._settings = log, settings
+        self._encoder = EventEncoder(settings, identity, encoding)
         self._overload = OverloadPolicy(settings, identity)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"encode {settings.name}")
-        self._ahead: tuple[Position, Future[EventWindow | None]] | None = None
-        self._schemas: dict[int, TableSchema] = {}
-        self._schemas_at: Position | None = None
-        self._only = _selection(settings)
-        self._routes: dict[int, tuple[TableSchema, TableRoute | OutboxRoute]] = {}
+        self._ahead: tuple[_Start, Future[EventWindow | None]] | None = None
+        self._schemas: tuple[Position, Schemas] | None = None
+        """Schemas in force at a position, which is usually the end of the window that was read last."""
 
     def next(self, progress: Progress) -> EventWindow | None:
         """Return the window after the position of a progress; None if the log has nothing after it.
 
         A window without events is returned too, so that the position advances.
         """
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None and ahead[0] == progress.position:
-            found = ahead[1].result()
-        else:
-            if ahead is not None:
-                ahead[1].exception()  # it uses the log and the schemas
-            found = self._read(progress.position, progress.bootstrap)
+        start = (progress.position, progress.bootstrap)
+        found = self._settled(start) or self._read(*start)
         if found is not None and isinstance(found.parts, list) and not found.window.is_last:
-            window = found.window
-            self._ahead = window.upto, self._thread.submit(self._read, window.upto, window.bootstrap)
+            following = (found.upto, found.window.bootstrap)
+            self._ahead = following, self._thread.submit(self._read, *following)
         return found
 
-    def again(self, window: EventWindow) -> None:
-        """Make the next call of `next` return the same window again."""
-        if self._ahead is not None:
-            self._ahead[1].exception()
-            self._ahead = None
-        self._schemas, self._schemas_at = dict(window.schemas_before), window.window.after
-
     def events_of_key(self, letter: ParkedKey, upto: Position) -> Iterator[list[Event]]:
-        """Yield the events of one parked key from its first change up to a position; raises LogTrimmed if the log has
-        lost them.
+        """Yield the events of one parked key from its first change up to a position.
+
+        If these changes were trimmed from the log, its compacted state has replaced them. Raises the error of a change
+        that cannot be encoded.
         """
-        after = Position(letter.first.position - 1)
-        self._schemas, self._schemas_at = self._log.schemas(after), after
-        while after < upto and (window := next_window(self._log, after, None, self._settings.batch)) is not None:
-            for rows in window.tables(self._only):
-                part = self._encode(rows.filter(pc.less_equal(rows["position"], int(upto))))
-                for parked, refusal in part.refused:
-                    if parked.identity == letter.identity:
-                        raise refusal
-                yield [
-                    event
-                    for number, event in enumerate(part.events)
-                    if part.letters(number).identity == letter.identity
-                ]
+        self._settled(None)
+        after, schemas = Position(letter.first.position - 1), None
+        while after < upto:
+            self._log.refresh()
+            horizon = None if self._log.compacted is None else self._log.compacted.horizon
+            is_trimmed = after < self._log.oldest
+            window = next_window(self._log, after, horizon if is_trimmed else None, self._settings.batch)
+            if window is None:
+                return
+            schemas = self._log.schemas(after) if schemas is None else schemas
+            for rows in window.tables(self._encoder.tables):
+                yield self._of_key(letter, rows.filter(pc.less_equal(rows["position"], int(upto))), schemas)
             after = window.upto
-        self._schemas_at = None
 
     def close(self) -> None:
         """End the thread."""
         self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def _settled(self, start: _Start | None) -> EventWindow | None:
+        """Wait until the thread has read ahead, and return its window if it begins at `start`."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            return None
+        if ahead[0] == start:
+            return ahead[1].result()
+        ahead[1].exception()
+        return None
+
+    def _of_key(self, letter: ParkedKey, rows: pa.Table, schemas: Schemas) -> list[Event]:
+        part = self._encoder.encode(self._encoder.selected(rows), schemas)
+        for parked, refusal in part.refused:
+            if parked.identity == letter.identity and parked.first >= letter.first:
+                raise refusal
+        return [
+            event
+            for number, event in enumerate(part.events)
+            if (event.position, event.ordinal) >= letter.first and part.letters(number).identity == letter.identity
+        ]
 
     def _read(self, after: Position, bootstrap: Position | None) -> EventWindow | None:
         self._log.refresh()
         window = next_window(self._log, after, bootstrap, self._overload.most(self._settings.batch))
         if window is None:
             return None
-        if self._schemas_at != after:
-            self._schemas = self._log.schemas(after)
-        before = dict(self._schemas)
-        self._schemas_at = window.upto
-        tables = (self._overload.selected(rows, is_behind=not window.is_last) for rows in window.tables(self._only))
-        parts = (self._encode(rows, dropped, gap) for rows, dropped, gap in tables)
+        schemas = dict(self._schemas[1]) if self._schemas is not None and self._schemas[0] == after else None
+        schemas = self._log.schemas(after) if schemas is None else schemas
+        parts = _Parts(window, self._encoder, self._overload, schemas)
         committed_at = self._log.committed_at(window.upto)
-        return EventWindow(window, parts if len(window.parts) > 1 else list(parts), before, committed_at)
-
-    def _encode(self, rows: pa.Table, dropped: int = 0, gap: Event | None = None) -> EventPart:
-        rows = self._addressed(rows)
-        groups = [group for schema, chosen in self._versions(rows) for group in self._table(schema, chosen, rows)]
-        groups += self._messages(rows)
-        return replace(_assembled(rows, groups, self._identity.log_id), dropped=dropped, gap=gap)
-
-    def _addressed(self, rows: pa.Table) -> pa.Table:
-        """Return the rows without those that a backfill reads for another sink."""
-        if rows["address"].null_count == rows.num_rows:
-            return rows
-        return rows.filter(pc.equal(pc.fill_null(rows["address"], self._settings.name), self._settings.name))
-
-    def _versions(self, rows: pa.Table) -> Iterator[tuple[TableSchema, np.ndarray]]:
-        """Yield the indices of the rows of each version of each table; adopts the new versions."""
-        relations = pc.fill_null(rows["relation"], -1).to_numpy()
-        control = np.flatnonzero(pc.equal(rows["op"], _SCHEMA).to_numpy())
-        for number in np.unique(relations[relations >= 0]).tolist():
-            own = np.flatnonzero(relations == number)
-            start = 0
-            for change in control[np.isin(control, own)]:
-                end = int(np.searchsorted(own, change))
-                if end > start and number in self._schemas:
-                    yield self._schemas[number], own[start:end]
-                self._schemas[number] = TableSchema.from_json(rows["payload"][int(change)].as_py())
-                start = end + 1
-            if start < len(own) and number in self._schemas:
-                yield self._schemas[number], own[start:]
-
-    def _table(self, schema: TableSchema, chosen: np.ndarray, rows: pa.Table) -> Iterator[_Group]:
-        outbox = self._settings.outbox
-        is_outbox = outbox is not None and outbox.table == schema.topic
-        if not is_outbox and not matches(schema.topic, self._settings.tables):
-            return
-        route = self._route(schema, is_outbox=is_outbox)
-        own = rows if len(chosen) == rows.num_rows else rows.take(pa.array(chosen))
-        if isinstance(route, OutboxRoute):
-            topics, encoded = route.encode(own)
-            keys = dict(zip(encoded.source.tolist(), encoded.keys.to_pylist(), strict=True))
-            yield _Group(
-                rows=chosen,
-                encoded=encoded,
-                topics=topics,
-                headers=None,
-                key=lambda number: (keys[number],),
-                relation=schema.relation,
-                table=schema.topic,
-            )
-            return
-        for part in route.routed(own):
-            yield _Group(
-                rows=chosen[part.indices],
-                encoded=self._format.encode(part.changes) if part.refusal is None else _refused(part),
-                topics=part.changes.topic,
-                headers=part.headers,
-                key=part.key,
-                relation=schema.relation,
-                table=schema.topic,
-            )
-
-    def _route(self, schema: TableSchema, *, is_outbox: bool) -> TableRoute | OutboxRoute:
-        known = self._routes.get(schema.relation)
-        if known is not None and known[0] == schema:
-            return known[1]
-        pipeline = self._identity.pipeline
-        route: TableRoute | OutboxRoute
-        if is_outbox and self._settings.outbox is not None:
-            route = OutboxRoute(schema, self._settings.outbox, pipeline)
-        else:
-            route = TableRoute(schema, self._settings, pipeline)
-        self._routes[schema.relation] = schema, route
-        return route
-
-    def _messages(self, rows: pa.Table) -> Iterator[_Group]:
-        if not self._settings.messages:
-            return
-        chosen = np.flatnonzero(pc.equal(rows["op"], _MESSAGE).to_numpy())
-        if not len(chosen):
-            return
-        own = rows.take(pa.array(chosen))
-        prefixes = message_prefixes(own).to_pylist()
-        topics = np.array([self._message_topic(prefix) for prefix in prefixes], dtype=object)
-        for topic in sorted({one for one in topics if one is not None}):
-            places = np.flatnonzero(topics == topic)
-            part = own.take(pa.array(places)).combine_chunks()
-            yield _Group(
-                rows=chosen[places],
-                encoded=self._format.encode_messages(LogicalMessages(topic, part)),
-                topics=topic,
-                headers=None,
-                key=lambda _number: (),
-                relation=None,
-                table=prefixes[places[0]] or "",
-            )
-
-    def _message_topic(self, prefix: str | None) -> str | None:
-        for rule in self._settings.messages:
-            if fnmatch.fnmatchcase(prefix or "", rule.prefix):
-                return rule.topic.format(pipeline=self._identity.pipeline, prefix=prefix or "")
-        return None
+        if len(window.parts) > 1:
+            return EventWindow(window, parts, committed_at)
+        found = list(parts)
+        self._schemas = window.upto, parts.schemas_after
+        return EventWindow(window, found, committed_at)
 
 
-def _selection(settings: DeliverySettings) -> TableSelection:
-    """Return the tables that the delivery reads; messages belong to no table, so they need every row."""
-    if settings.messages:
-        return EVERY_ROW
-    outbox = () if settings.outbox is None else (exact_glob(settings.outbox.table),)
-    return TableSelection(globs=(*settings.tables, *outbox))
+class _Parts:
+    """The parts of a window, encoded each time that they are iterated."""
 
+    def __init__(self, window: LogWindow, encoder: EventEncoder, overload: OverloadPolicy, schemas: Schemas) -> None:
+        self._window, self._encoder, self._schemas = window, encoder, schemas
+        self._select = overload.for_window(is_behind=not window.is_last)
+        self.schemas_after = schemas
 
-def _refused(part: RoutedChanges) -> EncodedEvents:
-    """Return no events: every change of the part is refused."""
-    assert part.refusal is not None  # noqa: S101 - the caller has checked
-    nothing = pa.array([], pa.binary())
-    refused = dict.fromkeys(range(part.changes.count), part.refusal)
-    return EncodedEvents(source=np.empty(0, np.int64), keys=nothing, values=nothing, refused=refused)
-
-
-def _assembled(rows: pa.Table, groups: Sequence[_Group], log_id: str) -> EventPart:
-    """Return the events of all groups, in the order of the rows."""
-    if not groups:
-        return EventPart([], _nothing)
-    places = np.concatenate([group.event_rows for group in groups])
-    order = np.argsort(places, kind="stable")
-    events = [event for group in groups for event in _events(rows, group, log_id)]
-    owners = np.repeat(np.arange(len(groups)), [len(group.encoded.source) for group in groups])[order]
-    numbers = np.concatenate([np.arange(len(group.encoded.source)) for group in groups])[order]
-    refused = [
-        (_letter(rows, group, change, group.topic(0)), reason)
-        for group in groups
-        for change, reason in group.encoded.refused.items()
-    ]
-
-    def letter(index: int) -> ParkedKey:
-        group, number = groups[owners[index]], int(numbers[index])
-        return _letter(rows, group, int(group.encoded.source[number]), group.topic(number))
-
-    return EventPart([events[number] for number in order.tolist()], letter, refused)
-
-
-def _events(rows: pa.Table, group: _Group, log_id: str) -> Iterator[Event]:
-    """Yield the events of a group, in its order."""
-    encoded = group.encoded
-    own = rows.select(["position", "ordinal", "xid"]).take(pa.array(group.event_rows))
-    positions, ordinals = own["position"].to_pylist(), own["ordinal"].to_pylist()
-    texts = position_texts(positions)
-    ids = [f"{log_id}/{text}/{ordinal}" for text, ordinal in zip(texts, ordinals, strict=True)]
-    if encoded.suffixes is not None:
-        ids = [one + suffix for one, suffix in zip(ids, encoded.suffixes, strict=True)]
-    headers: list[Headers] = [
-        ((ID_HEADER, one.encode()), (POSITION_HEADER, text.encode()), (XID_HEADER, b"%d" % xid))
-        for one, text, xid in zip(ids, texts, own["xid"].to_pylist(), strict=True)
-    ]
-    if encoded.headers is not None:
-        headers = [given + more for given, more in zip(headers, encoded.headers, strict=True)]
-    if group.headers is not None:
-        headers = [given + group.headers[change] for given, change in zip(headers, encoded.source, strict=True)]
-    topics = repeat(group.topics) if isinstance(group.topics, str) else group.topics
-    keys, values = (_as_bytes(column).to_pylist() for column in (encoded.keys, encoded.values))
-    return map(Event._make, zip(ids, positions, ordinals, topics, keys, values, headers, strict=False))
-
-
-def _as_bytes(column: pa.Array) -> pa.Array:
-    return column if pa.types.is_binary(column.type) else column.cast(pa.binary())
-
-
-def _letter(rows: pa.Table, group: _Group, change: int, topic: str) -> ParkedKey:
-    row = int(group.rows[change])
-    return ParkedKey(
-        first=ChangePosition(Position(rows["position"][row].as_py()), rows["ordinal"][row].as_py()),
-        relation=group.relation,
-        table=group.table,
-        topic=topic,
-        key=group.key(change),
-    )
-
-
-def _nothing(index: int) -> ParkedKey:
-    raise IndexError(f"a part without events has no event {index}")
+    def __iter__(self) -> Iterator[WindowPart]:
+        self.schemas_after = dict(self._schemas)
+        for rows in self._window.tables(self._encoder.tables):
+            selection = self._select(self._encoder.selected(rows))
+            yield WindowPart(self._encoder.encode(selection.rows, self.schemas_after), selection)

@@ -23,7 +23,7 @@ _INSERTED: Final = pa.array([Operation.CREATE.value, Operation.READ.value])
 
 
 class OutboxRoute:
-    """The route of one version of the outbox table. Raises TransformFailed if a column is missing of the definition."""
+    """The route of one version of the outbox table. Raises TransformFailed if a column of the definition is missing."""
 
     def __init__(self, schema: TableSchema, outbox: Outbox, pipeline: str) -> None:
         self._schema = schema

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Final, NamedTuple
 
 import pyarrow as pa
@@ -33,21 +35,25 @@ class OverloadPolicy:
 
     def __init__(self, settings: DeliverySettings, identity: DeliveryIdentity) -> None:
         self._policy, self._identity = settings.on_overload, identity
+        self._outbox = None if settings.outbox is None else settings.outbox.table
 
     def most(self, batch: int) -> int:
         """Return the maximum number of rows of a window."""
         return batch * LATEST_BATCHES if self._policy is Overload.LATEST else batch
 
-    def selected(self, rows: pa.Table, *, is_behind: bool) -> Selection:
-        """Select the rows of a window that are sent. is_behind: the log has changes after the window."""
-        if self._policy is Overload.LATEST and is_behind:
-            return _newest(rows)
-        if isinstance(self._policy, Drop):
-            return self._recent(rows, self._policy.drop.older_than)
-        return Selection(rows)
+    def for_window(self, *, is_behind: bool) -> Callable[[pa.Table], Selection]:
+        """Return a function that selects the rows of a window that are sent; equal rows always have equal results.
 
-    def _recent(self, rows: pa.Table, seconds: float) -> Selection:
-        oldest = time.time_ns() // 1000 - int(seconds * 1_000_000)
+        is_behind: the log has changes after the window.
+        """
+        if self._policy is Overload.LATEST and is_behind:
+            return partial(_newest, outbox=self._outbox)
+        if isinstance(self._policy, Drop):
+            seconds = self._policy.drop.older_than
+            return partial(self._recent, seconds=seconds, oldest=time.time_ns() // 1000 - int(seconds * 1_000_000))
+        return Selection
+
+    def _recent(self, rows: pa.Table, *, seconds: float, oldest: int) -> Selection:
         is_kept = pc.greater_equal(rows["committed_at"].cast(pa.int64()), oldest)
         is_kept = pc.or_(is_kept, pc.invert(pc.is_in(rows["op"], _ROWS)))
         dropped = rows.filter(pc.invert(is_kept))
@@ -68,13 +74,15 @@ class OverloadPolicy:
         return Selection(rows.filter(is_kept), dropped.num_rows, gap)
 
 
-def _newest(rows: pa.Table) -> Selection:
+def _newest(rows: pa.Table, outbox: str | None) -> Selection:
     """Select the newest change of each key. If it is partial, select the older ones of its key too, because they may
-    contain the columns that it does not.
+    contain the columns that it does not. Rows of the outbox are events of their own, so all are selected.
     """
     place = pa.array(range(rows.num_rows), pa.int64())
     table = rows.select(["relation", "key", "op", "partial"]).append_column("place", place)
     is_row = pc.and_(pc.is_in(rows["op"], _ROWS), pc.is_valid(rows["key"]))
+    if outbox is not None:
+        is_row = pc.and_(is_row, pc.fill_null(pc.not_equal(rows["topic"], outbox), fill_value=False))
     keyed = table.filter(is_row)
     if not keyed.num_rows:
         return Selection(rows)

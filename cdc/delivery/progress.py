@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
 from cdc import atomic_file
-from cdc.errors import CdcError, DeliveryFenced, DeliveryOfAnotherLog, LogCorrupt
+from cdc.errors import CdcError, DeliveryFenced, DeliveryOfAnotherLog, ProgressDamaged
 from cdc.log.bucket_files import Root
 from cdc.position import ChangePosition, Position
 
@@ -127,8 +127,19 @@ class Progress:
                 dropped=int(fields["dropped"]),
                 generation=int(fields["generation"]),
             )
-        except (KeyError, TypeError) as exc:
+        except (KeyError, TypeError, AttributeError) as exc:
             raise ValueError("the progress of a delivery is damaged") from exc
+
+    @classmethod
+    def parse(cls, content: bytes, place: object) -> Self:
+        """Build a progress from the result of `to_json`; raises ProgressDamaged for anything else.
+
+        place: where the content is stored, for the message.
+        """
+        try:
+            return cls.from_json(content)
+        except (ValueError, CdcError) as exc:
+            raise ProgressDamaged(f"the stored progress of a delivery cannot be read: {place}") from exc
 
     @property
     def needed(self) -> Position:
@@ -173,13 +184,11 @@ class ProgressFile:
         self._generation = 0
 
     def read(self) -> Progress | None:
-        """Return the stored progress; None if there is none. Raises LogCorrupt if the file is damaged."""
+        """Return the stored progress; None if there is none. Raises ProgressDamaged if the file is damaged."""
         try:
-            return Progress.from_json(self._file.read_bytes())
+            return Progress.parse(self._file.read_bytes(), self._file)
         except FileNotFoundError:
             return None
-        except ValueError as exc:
-            raise LogCorrupt(f"the progress of delivery {self._name!r} cannot be read: {self._file!s}") from exc
 
     def open(self, initial: Progress) -> Progress:
         """Return the stored progress, or `initial`, under a new generation, which fences every earlier process."""

@@ -11,18 +11,27 @@ import fcntl
 import json
 import os
 from collections.abc import Sequence
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, Final
+from typing import ClassVar, Final, NamedTuple
 
 from cdc import atomic_file
 from cdc.config.destinations import FileDelivery
 from cdc.delivery.destinations.contract import DeliveryIdentity, Event, Promise
 from cdc.delivery.destinations.lines import line_of
-from cdc.errors import DeliveryFenced, DestinationUnavailable
+from cdc.errors import DeliveryFenced, DestinationUnavailable, ProgressDamaged
 from cdc.failpoint import hit
 
 PROGRESS: Final = "progress.json"
 LOCK: Final = ".lock"
+
+
+class _Committed(NamedTuple):
+    """Content of PROGRESS."""
+
+    file: int
+    length: int
+    progress: bytes
 
 
 class FileDestination:
@@ -35,7 +44,7 @@ class FileDestination:
         self._settings, self._name = settings, identity.name
         self._folder = Path(settings.path.removeprefix("file://"))
         self._lock: int | None = None
-        self._file: BinaryIO | None = None
+        self._file: FileIO | None = None
         self._number = 1
 
     def open(self) -> bytes | None:
@@ -44,25 +53,26 @@ class FileDestination:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._take_lock()
             stored = self._stored()
-            self._number = 1 if stored is None else stored["file"]
-            length = 0 if stored is None else stored["length"]
+            self._number, length = (stored.file, stored.length) if stored is not None else (1, 0)
             self._remove_later_files()
-            self._file = self._path(self._number).open("ab")
+            self._file = self._path(self._number).open("ab", buffering=0)
             if os.fstat(self._file.fileno()).st_size < length:
-                raise DestinationUnavailable(
-                    f"file {self._path(self._number).name!r} is shorter than its recorded length",
-                    remedy=f"restore the file, or remove {PROGRESS!r} to begin again with the first event",
+                raise ProgressDamaged(
+                    f"file {str(self._path(self._number))!r} is shorter than {PROGRESS!r} next to it says",
+                    remedy=f"restore the file, or remove {PROGRESS!r} to begin again as a new delivery does",
                 )
             self._file.truncate(length)
         except OSError as exc:
             raise self._failed(exc) from exc
-        return None if stored is None else base64.b64decode(stored["progress"])
+        return None if stored is None else stored.progress
 
     def send(self, events: Sequence[Event]) -> None:
         """Append the events."""
         assert self._file is not None  # noqa: S101 - the contract: opened before
         try:
-            self._file.writelines(map(line_of, events))
+            lines = memoryview(b"".join(map(line_of, events)))
+            while lines:
+                lines = lines[self._file.write(lines) :]
         except OSError as exc:
             raise self._failed(exc) from exc
 
@@ -70,7 +80,6 @@ class FileDestination:
         """Write the file through to the disk, then replace the progress; begin a new file if this one is large."""
         assert self._file is not None  # noqa: S101 - the contract: opened before
         try:
-            self._file.flush()
             if self._settings.fsync:
                 os.fsync(self._file.fileno())
             hit("file_written")
@@ -78,7 +87,7 @@ class FileDestination:
             if length >= self._settings.rotate:
                 self._file.close()
                 self._number, length = self._number + 1, 0
-                self._file = self._path(self._number).open("ab")
+                self._file = self._path(self._number).open("ab", buffering=0)
                 atomic_file.sync(self._folder)
             record = {"file": self._number, "length": length, "progress": base64.b64encode(progress).decode()}
             atomic_file.replace(self._folder / PROGRESS, json.dumps(record).encode())
@@ -106,12 +115,17 @@ class FileDestination:
                 remedy="give each delivery a directory of its own, and run one process per delivery",
             ) from exc
 
-    def _stored(self) -> dict[str, Any] | None:
+    def _stored(self) -> _Committed | None:
         try:
-            found: dict[str, Any] = json.loads((self._folder / PROGRESS).read_bytes())
+            content = (self._folder / PROGRESS).read_bytes()
         except FileNotFoundError:
             return None
-        return found
+        try:
+            found = json.loads(content)
+            progress = base64.b64decode(found["progress"], validate=True)
+            return _Committed(int(found["file"]), int(found["length"]), progress)
+        except (ValueError, KeyError, TypeError) as exc:
+            raise ProgressDamaged(f"the progress of a delivery cannot be read: {self._folder / PROGRESS}") from exc
 
     def _remove_later_files(self) -> None:
         number = self._number + 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import socket
 import sys
 from collections.abc import Sequence
@@ -73,22 +74,28 @@ class StdoutDestination:
     promise: ClassVar = Promise.AT_LEAST_ONCE
     stores_progress: ClassVar = False
 
-    def __init__(self, settings: StdoutDelivery, identity: DeliveryIdentity, output: BinaryIO | None = None) -> None:
+    def __init__(self, settings: StdoutDelivery, identity: DeliveryIdentity, output: int | None = None) -> None:
         del settings, identity
-        self._output = output or sys.stdout.buffer
+        # without a buffer: a process that ends while the reader waits has nothing to flush
+        self._output = sys.stdout.fileno() if output is None else output
 
     def open(self) -> bytes | None:
         """Do nothing: standard output is open."""
         return None
 
     def send(self, events: Sequence[Event]) -> None:
-        """Print the events."""
-        self._output.writelines(map(line_of, events))
+        """Print the events, and wait until a pipe or a file has taken them; raises BrokenPipeError if it is closed."""
+        lines = memoryview(b"".join(map(line_of, events)))
+        try:
+            while lines:
+                lines = lines[os.write(self._output, lines) :]
+        except BrokenPipeError:
+            raise
+        except OSError as exc:
+            raise DestinationUnavailable(f"cannot print events: {exc.strerror or type(exc).__name__}") from exc
 
     def commit(self, progress: bytes) -> None:
-        """Wait until the other end of a pipe, or a file, has taken every line."""
-        del progress
-        self._output.flush()
+        """Do nothing: `send` has waited."""
 
     def close(self) -> None:
         """Do nothing: standard output stays open."""
@@ -145,9 +152,11 @@ class SocketDestination:
 
     def close(self) -> None:
         """Disconnect."""
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+        # the connection ends when both are closed
+        for opened in (self._answers, self._socket):
+            if opened is not None:
+                opened.close()
+        self._answers = self._socket = None
 
     @property
     def _place(self) -> str:

@@ -1,0 +1,270 @@
+"""Encoder of a delivery: selects and routes the changes of log rows, and encodes them as events in log order."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc.config.deliveries import DeliverySettings
+from cdc.delivery.destinations.contract import ID_HEADER, POSITION_HEADER, XID_HEADER, DeliveryIdentity, Event
+from cdc.delivery.formats.contract import EncodedEvents, Format, Headers, LogicalMessages
+from cdc.delivery.outbox_route import OutboxRoute
+from cdc.delivery.progress import ParkedKey
+from cdc.delivery.table_routes import RoutedChanges, TableRoute
+from cdc.errors import CdcError, LogCorrupt
+from cdc.log.file_selection import EVERY_ROW, TableSelection
+from cdc.log_row import Operation
+from cdc.logical_message import message_prefixes
+from cdc.position import ChangePosition, Position, position_texts
+from cdc.table import TableSchema, exact_glob, matches
+
+_MESSAGE: Final = Operation.MESSAGE.value
+_SCHEMA: Final = Operation.SCHEMA.value
+
+KeyOf = Callable[[int], tuple[str | None, ...]]
+"""Function that returns the texts of the key of a change in a group, given its number."""
+Schemas = dict[int, TableSchema]
+"""Relation → schema in force; the encoder adopts the `s` rows that it passes."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventPart:
+    """The events of some log rows, in log order."""
+
+    events: list[Event]
+    letters: Callable[[int], ParkedKey]
+    """Returns the dead letter that an event would be, without reason, given the index of the event."""
+    refused: Sequence[tuple[ParkedKey, CdcError]] = ()
+    """Changes that cannot be encoded."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Changes that were routed together, and their events."""
+
+    rows: np.ndarray
+    """Index of the row of each change in the part."""
+    encoded: EncodedEvents
+    topics: str | list[str]
+    """Topic of all events, or of each."""
+    headers: list[Headers] | None
+    """Headers that the route adds to the events of each change."""
+    key: KeyOf
+    relation: int | None
+    table: str
+
+    @property
+    def event_rows(self) -> np.ndarray:
+        """Index of the row of each event."""
+        return self.rows[self.encoded.source]
+
+    def topic(self, number: int) -> str:
+        """Return the topic of an event."""
+        return self.topics if isinstance(self.topics, str) else self.topics[number]
+
+
+class EventEncoder:
+    """Makes events of log rows. Two threads may use it, each with schemas of its own."""
+
+    def __init__(self, settings: DeliverySettings, identity: DeliveryIdentity, encoding: Format) -> None:
+        self._settings, self._identity, self._format = settings, identity, encoding
+        outbox = () if settings.outbox is None else (exact_glob(settings.outbox.table),)
+        self._globs = (*settings.tables, *outbox)
+        self.tables = EVERY_ROW if settings.messages else TableSelection(globs=self._globs)
+        """Tables of which the delivery reads rows; a message belongs to no table, so it needs every row."""
+        self._routes: dict[int, tuple[TableSchema, TableRoute | OutboxRoute]] = {}
+
+    def selected(self, rows: pa.Table) -> pa.Table:
+        """Return the rows of the tables and messages of this delivery, without those that a backfill reads for another
+        sink, and all `s` rows.
+        """
+        mine = pc.is_in(rows["topic"], pa.array(self._topics(rows), pa.string()))
+        mine = pc.or_(mine, pc.equal(rows["op"], _SCHEMA))
+        if self._settings.messages:
+            mine = pc.or_(mine, pc.equal(rows["op"], _MESSAGE))
+        if rows["address"].null_count < rows.num_rows:
+            mine = pc.and_(mine, pc.equal(pc.fill_null(rows["address"], self._settings.name), self._settings.name))
+        return rows if pc.all(mine).as_py() else rows.filter(mine).combine_chunks()
+
+    def encode(self, rows: pa.Table, schemas: Schemas) -> EventPart:
+        """Return the events of rows that `selected` returned. schemas: in force before the first row."""
+        groups = [
+            group for schema, chosen in self._versions(rows, schemas) for group in self._table(schema, chosen, rows)
+        ]
+        groups += self._messages(rows)
+        return _assembled(rows, groups, self._identity.log_id)
+
+    def _topics(self, rows: pa.Table) -> list[str]:
+        return [topic for topic in rows["topic"].unique().to_pylist() if topic and matches(topic, self._globs)]
+
+    @staticmethod
+    def _versions(rows: pa.Table, schemas: Schemas) -> Iterator[tuple[TableSchema, np.ndarray]]:
+        """Yield the indices of the rows of each version of each table; adopts the new versions."""
+        relations = pc.fill_null(rows["relation"], -1).to_numpy()
+        control = np.flatnonzero(pc.equal(rows["op"], _SCHEMA).to_numpy())
+        for number in np.unique(relations[relations >= 0]).tolist():
+            own = np.flatnonzero(relations == number)
+            start = 0
+            for change in control[np.isin(control, own)]:
+                end = int(np.searchsorted(own, change))
+                if end > start:
+                    yield _known(schemas, number), own[start:end]
+                schemas[number] = TableSchema.from_json(rows["payload"][int(change)].as_py())
+                start = end + 1
+            if start < len(own):
+                yield _known(schemas, number), own[start:]
+
+    def _table(self, schema: TableSchema, chosen: np.ndarray, rows: pa.Table) -> Iterator[_Group]:
+        outbox = self._settings.outbox
+        is_outbox = outbox is not None and outbox.table == schema.topic
+        if not is_outbox and not matches(schema.topic, self._settings.tables):
+            return
+        route = self._route(schema, is_outbox=is_outbox)
+        own = rows if len(chosen) == rows.num_rows else rows.take(pa.array(chosen))
+        if isinstance(route, OutboxRoute):
+            topics, encoded = route.encode(own)
+            keys = dict(zip(encoded.source.tolist(), encoded.keys.to_pylist(), strict=True))
+            yield _Group(
+                rows=chosen,
+                encoded=encoded,
+                topics=topics,
+                headers=None,
+                key=lambda number: (keys[number],),
+                relation=schema.relation,
+                table=schema.topic,
+            )
+            return
+        for part in route.routed(own):
+            yield _Group(
+                rows=chosen[part.indices],
+                encoded=self._format.encode(part.changes) if part.refusal is None else _refused(part, part.refusal),
+                topics=part.changes.topic,
+                headers=part.headers,
+                key=part.key,
+                relation=schema.relation,
+                table=schema.topic,
+            )
+
+    def _route(self, schema: TableSchema, *, is_outbox: bool) -> TableRoute | OutboxRoute:
+        known = self._routes.get(schema.relation)
+        if known is not None and known[0] == schema:
+            return known[1]
+        pipeline = self._identity.pipeline
+        route: TableRoute | OutboxRoute
+        if is_outbox and self._settings.outbox is not None:
+            route = OutboxRoute(schema, self._settings.outbox, pipeline)
+        else:
+            route = TableRoute(schema, self._settings, pipeline)
+        self._routes[schema.relation] = schema, route
+        return route
+
+    def _messages(self, rows: pa.Table) -> Iterator[_Group]:
+        if not self._settings.messages:
+            return
+        chosen = np.flatnonzero(pc.equal(rows["op"], _MESSAGE).to_numpy())
+        if not len(chosen):
+            return
+        own = rows.take(pa.array(chosen))
+        prefixes = message_prefixes(own).to_pylist()
+        topics = np.array([self._message_topic(prefix) for prefix in prefixes], dtype=object)
+        for topic in sorted({one for one in topics if one is not None}):
+            places = np.flatnonzero(topics == topic)
+            part = own.take(pa.array(places)).combine_chunks()
+            yield _Group(
+                rows=chosen[places],
+                encoded=self._format.encode_messages(LogicalMessages(topic, part)),
+                topics=topic,
+                headers=None,
+                key=lambda _number: (),
+                relation=None,
+                table=prefixes[places[0]] or "",
+            )
+
+    def _message_topic(self, prefix: str | None) -> str | None:
+        for rule in self._settings.messages:
+            if fnmatch.fnmatchcase(prefix or "", rule.prefix):
+                return rule.topic.format(pipeline=self._identity.pipeline, prefix=prefix or "")
+        return None
+
+
+def _refused(part: RoutedChanges, reason: CdcError) -> EncodedEvents:
+    """Return no events, and the reason for which each change of the part has none."""
+    nothing = pa.array([], pa.binary())
+    refused = dict.fromkeys(range(part.changes.count), reason)
+    return EncodedEvents(source=np.empty(0, np.int64), keys=nothing, values=nothing, refused=refused)
+
+
+def _known(schemas: Schemas, relation: int) -> TableSchema:
+    if relation not in schemas:
+        raise LogCorrupt(f"the log has rows of relation {relation}, but no schema of it before them")
+    return schemas[relation]
+
+
+def _assembled(rows: pa.Table, groups: Sequence[_Group], log_id: str) -> EventPart:
+    """Return the events of all groups, in the order of the rows."""
+    if not groups:
+        return EventPart([], _nothing)
+    places = np.concatenate([group.event_rows for group in groups])
+    order = np.argsort(places, kind="stable")
+    events = [event for group in groups for event in _events(rows, group, log_id)]
+    owners = np.repeat(np.arange(len(groups)), [len(group.encoded.source) for group in groups])[order]
+    numbers = np.concatenate([np.arange(len(group.encoded.source)) for group in groups])[order]
+    refused = [
+        (_letter(rows, group, change, group.topic(0)), reason)
+        for group in groups
+        for change, reason in group.encoded.refused.items()
+    ]
+
+    def letter(index: int) -> ParkedKey:
+        group, number = groups[owners[index]], int(numbers[index])
+        return _letter(rows, group, int(group.encoded.source[number]), group.topic(number))
+
+    return EventPart([events[number] for number in order.tolist()], letter, refused)
+
+
+def _events(rows: pa.Table, group: _Group, log_id: str) -> Iterator[Event]:
+    """Yield the events of a group, in its order."""
+    encoded = group.encoded
+    own = rows.select(["position", "ordinal", "xid"]).take(pa.array(group.event_rows))
+    positions, ordinals = own["position"].to_pylist(), own["ordinal"].to_pylist()
+    texts = position_texts(positions)
+    ids = [f"{log_id}/{text}/{ordinal}" for text, ordinal in zip(texts, ordinals, strict=True)]
+    if encoded.suffixes is not None:
+        ids = [one + suffix for one, suffix in zip(ids, encoded.suffixes, strict=True)]
+    headers: list[Headers] = [
+        ((ID_HEADER, one.encode()), (POSITION_HEADER, text.encode()), (XID_HEADER, b"%d" % xid))
+        for one, text, xid in zip(ids, texts, own["xid"].to_pylist(), strict=True)
+    ]
+    if encoded.headers is not None:
+        headers = [given + more for given, more in zip(headers, encoded.headers, strict=True)]
+    if group.headers is not None:
+        headers = [given + group.headers[change] for given, change in zip(headers, encoded.source, strict=True)]
+    topics = repeat(group.topics) if isinstance(group.topics, str) else group.topics
+    keys, values = (_as_bytes(column).to_pylist() for column in (encoded.keys, encoded.values))
+    return map(Event._make, zip(ids, positions, ordinals, topics, keys, values, headers, strict=False))
+
+
+def _as_bytes(column: pa.Array) -> pa.Array:
+    return column if pa.types.is_binary(column.type) else column.cast(pa.binary())
+
+
+def _letter(rows: pa.Table, group: _Group, change: int, topic: str) -> ParkedKey:
+    row = int(group.rows[change])
+    return ParkedKey(
+        first=ChangePosition(Position(rows["position"][row].as_py()), rows["ordinal"][row].as_py()),
+        relation=group.relation,
+        table=group.table,
+        topic=topic,
+        key=group.key(change),
+    )
+
+
+def _nothing(index: int) -> ParkedKey:
+    raise IndexError(f"a part without events has no event {index}")

@@ -1,0 +1,47 @@
+"""Puts the parts of one delivery together: source, format, destination, progress and loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from typing import NamedTuple
+
+from cdc.config import Definition
+from cdc.config.destinations import Delivery
+from cdc.delivery.delivery_figures import DeliveryFigures
+from cdc.delivery.delivery_loop import DeliveryLoop
+from cdc.delivery.destinations import new_destination
+from cdc.delivery.destinations.contract import DeliveryIdentity
+from cdc.delivery.event_source import EventSource
+from cdc.delivery.formats import new_format
+from cdc.delivery.formats.event_rows import SourceNames
+from cdc.delivery.progress import ProgressFile, delivery_uuid
+from cdc.log.consumer_registration import ConsumerRegistration
+from cdc.log.reader import LogReader
+
+
+class OpenedDelivery(NamedTuple):
+    """The loop of a delivery, connected to its destination, and its registration as a consumer of the log."""
+
+    loop: DeliveryLoop
+    registration: ConsumerRegistration
+
+
+@contextmanager
+def opened_delivery(
+    definition: Definition, settings: Delivery, found: LogReader, figures: DeliveryFigures
+) -> Iterator[OpenedDelivery]:
+    """Yield a delivery that is connected to its destination; it is closed after the block."""
+    identity = DeliveryIdentity(definition.name, settings.name, found.log_id)
+    names = SourceNames(definition.name, found.identity.database, version("cdc"), found.log_id)
+    source = EventSource(found, settings, identity, new_format(settings, names))
+    store = ProgressFile(definition.log.root, found.log_id, settings.name)
+    loop = DeliveryLoop(found, source, new_destination(settings, identity), store, figures)
+    try:
+        loop.open(settings)
+        uuid = delivery_uuid(found.log_id, settings.name)
+        yield OpenedDelivery(loop, ConsumerRegistration(definition.log.root, uuid, settings.name))
+    finally:
+        loop.close()
+        source.close()
