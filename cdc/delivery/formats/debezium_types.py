@@ -17,7 +17,7 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from cdc.array_literal import ELEMENT_BY_OID, TEXT_ELEMENT_BY_OID
+from cdc.array_literal import BOX_ARRAY_OID, ELEMENT_BY_OID, TEXT_ELEMENT_BY_OID
 from cdc.config.deliveries import DebeziumSettings
 from cdc.delivery.formats import json_values, temporal_values
 from cdc.delivery.formats.connect_schema import ConnectSchema, logical, optional, scalar
@@ -64,8 +64,9 @@ def column_encoding(column: Column, settings: DebeziumSettings) -> ColumnEncodin
 
 
 def is_array(column: Column) -> bool:
-    """Return whether the values of a column are arrays."""
-    return column.type_name.endswith("[]") or column.value_type[0] in _ARRAYS
+    """Return whether the values of a column are arrays of one dimension with commas between the elements."""
+    oid = column.value_type[0]
+    return (column.type_name.endswith("[]") or oid in _ARRAYS) and oid != BOX_ARRAY_OID
 
 
 def _typed(column: Column, settings: DebeziumSettings) -> ColumnEncoding:
@@ -101,7 +102,7 @@ def _numeric(typmod: int, settings: DebeziumSettings) -> ColumnEncoding:
     places = max(declared[1], 0) if declared else 0
     zero = f"0.{'0' * places}" if places else "0"
     if settings.decimal == "double":
-        return _fixed(scalar("double"), json_values.floats, "0.0")
+        return _fixed(scalar("double"), json_values.numeric_floats, "0.0")
     if settings.decimal == "string":
         return ColumnEncoding(
             schema=scalar("string"),

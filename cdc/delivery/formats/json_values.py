@@ -10,6 +10,7 @@ import re
 from base64 import b64encode, urlsafe_b64encode
 from collections.abc import Callable
 from decimal import Context, Decimal
+from math import isnan
 from struct import pack
 from typing import Final
 
@@ -33,6 +34,9 @@ _MAX_DECIMAL: Final = 38
 """Maximum precision of Arrow's decimal128."""
 _DECIMAL_BYTES: Final = 16
 _BASE64: Final = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", dtype=np.uint8)
+_PART_DIGITS: Final = 2000
+_EXACT_DIGITS: Final = 15
+"""Number of decimal digits that a double always represents."""
 _EXACT: Final = Context(prec=150_000)
 """A numeric of Postgres has at most 131,072 digits before the decimal point, and 16,383 after it."""
 _SPECIAL_NAMES: Final = {"NaN": "NAN", "Infinity": "POSITIVE_INFINITY", "-Infinity": "NEGATIVE_INFINITY"}
@@ -56,6 +60,14 @@ def floats(texts: pa.StringArray) -> pa.StringArray:
         return texts
     special = pc.is_in(texts, _SPECIAL)
     return pc.if_else(special, concatenated(['"', texts, '"']), _matching(texts, _FLOAT))
+
+
+def numeric_floats(texts: pa.StringArray) -> pa.StringArray:
+    """Return numerics as JSON numbers of double precision."""
+    longest = pc.max(pc.binary_length(texts)).as_py() or 0
+    if longest <= _EXACT_DIGITS and contains_only(texts, _FLOAT_CHARACTERS):
+        return texts
+    return each_distinct(texts, lambda text: _json_float(repr(float(text))))
 
 
 def numeric_texts(texts: pa.StringArray) -> pa.StringArray:
@@ -272,8 +284,11 @@ def _unescaped(text: str) -> str:
 
 
 def _json_float(text: str) -> str:
+    """Return a float as JSON number, or its name as string; repr of Python or the text of Postgres."""
     value = float(text)
-    return text if abs(value) < float("inf") else f'"{text}"'
+    if isnan(value):
+        return '"NaN"'
+    return text if abs(value) < float("inf") else '"Infinity"' if value > 0 else '"-Infinity"'
 
 
 def _matched_float(text: str) -> str:
@@ -296,18 +311,21 @@ def _finite(text: str) -> Decimal:
 
 def _unscaled_base64(value: Decimal, scale: int) -> str:
     """Return base64 of `value * 10**scale` as the shortest big-endian two's complement."""
-    sign, digits, exponent = value.as_tuple()
-    shift = int(exponent) + scale
-    whole = int("".join(map(str, digits)) or "0")
-    if shift >= 0:
-        unscaled = whole * 10**shift
-    else:
-        unscaled, rest = divmod(whole, 10**-shift)
-        if rest:
-            raise ValueError("more digits than the scale allows")
-    unscaled = -unscaled if sign else unscaled
+    shifted = value.scaleb(scale, _EXACT)
+    if shifted != shifted.to_integral_value(context=_EXACT):
+        raise ValueError("more digits than the scale allows")
+    unscaled = _integer(format(shifted, "f").partition(".")[0])
     length = (unscaled if unscaled >= 0 else ~unscaled).bit_length() // 8 + 1
     return b64encode(unscaled.to_bytes(length, "big", signed=True)).decode()
+
+
+def _integer(text: str) -> int:
+    """Return a whole number of any length; Python converts at most 4,300 digits at once, and long ones slowly."""
+    if len(text) <= _PART_DIGITS:
+        return int(text)
+    low = len(text) // 2
+    sign = -1 if text.startswith("-") else 1
+    return sign * (_integer(text[:-low].lstrip("-") or "0") * 10**low + _integer(text[-low:]))
 
 
 def _quoted_base64(values: pa.Decimal128Array) -> pa.StringArray:

@@ -7,6 +7,7 @@ from base64 import b64decode, b64encode
 from decimal import Decimal
 
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -55,6 +56,15 @@ def test_one_special_value_does_not_change_the_others(numbers: list[int]) -> Non
 def test_a_decimal_with_a_negative_scale_has_no_zeros_at_its_end() -> None:
     content = b64encode((123).to_bytes(1, "big")).decode()
     assert decimals(5, -2)(_texts("12300")).to_pylist() == [f'"{content}"']
+
+
+@pytest.mark.parametrize("digits", [1999, 2000, 2001, 4301, 50_000])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_number_of_many_digits_is_exact(digits: int, sign: int) -> None:
+    number = sign * (10**digits - 7)
+    value = json.loads(variable_decimals(_texts(format(Decimal(number), "f") + ".25"))[0].as_py())
+    assert value["scale"] == 2
+    assert int.from_bytes(b64decode(value["value"]), "big", signed=True) == number * 100 + sign * 25
 
 
 def test_a_variable_decimal_has_no_zeros_after_the_point() -> None:
