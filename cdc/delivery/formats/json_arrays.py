@@ -10,6 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+MAX_STRING_BYTES: Final = (1 << 31) - 1
+"""Number of bytes of all texts of a StringArray, at most."""
 NULL: Final = pa.scalar("null")
 _QUOTE: Final = pa.scalar('"')
 _EMPTY: Final = pa.scalar("")
@@ -68,10 +70,11 @@ def or_null(values: pa.StringArray) -> pa.StringArray:
     return pc.fill_null(values, NULL) if values.null_count else values
 
 
-def concatenated(pieces: Sequence[pa.Array | str]) -> pa.StringArray:
+def concatenated(pieces: Sequence[pa.Array | str], limit: int = MAX_STRING_BYTES) -> pa.StringArray:
     """Join texts element by element; a piece is an array, or one text for every element.
 
-    The result is null where one of the arrays is null. Neighbouring constant texts cost nothing.
+    The result is null where one of the arrays is null; it is a LargeStringArray if it has more bytes than the limit.
+    Neighbouring constant texts cost nothing.
     """
     merged: list[pa.Array | pa.Scalar] = []
     constant = ""
@@ -85,6 +88,11 @@ def concatenated(pieces: Sequence[pa.Array | str]) -> pa.StringArray:
         merged.append(piece)
     if constant:
         merged.append(pa.scalar(constant))
+    count = max((len(piece) for piece in merged if isinstance(piece, pa.Array)), default=1)
+    is_large = any(pa.types.is_large_string(piece.type) for piece in merged)
+    if is_large or sum(_bytes_of(piece, count) for piece in merged) > limit:
+        merged = [piece.cast(pa.large_string()) for piece in merged]
+        return pc.binary_join_element_wise(*merged, pa.scalar("", pa.large_string()))
     return pc.binary_join_element_wise(*merged, _EMPTY)
 
 
@@ -108,12 +116,26 @@ def numbers(values: pa.Array) -> pa.StringArray:
     return values.cast(pa.string())
 
 
+def _bytes_of(piece: pa.Array | pa.Scalar, count: int) -> int:
+    """Return the number of bytes of an array of texts, or of `count` times a constant text."""
+    if isinstance(piece, pa.Scalar):
+        return len(piece.as_buffer()) * count
+    first, last = _bounds(piece)
+    return last - first
+
+
 def _content(texts: pa.StringArray) -> np.ndarray:
     """Return the bytes of all texts, one after the other."""
-    _, ends, content = texts.buffers()
-    if content is None or not len(texts):
+    content = texts.buffers()[2]
+    if content is None:
         return np.empty(0, dtype=np.uint8)
-    width = np.int64 if pa.types.is_large_string(texts.type) else np.int32
-    offsets = np.frombuffer(ends, dtype=width)
-    first, last = int(offsets[texts.offset]), int(offsets[texts.offset + len(texts)])
+    first, last = _bounds(texts)
     return np.frombuffer(content, dtype=np.uint8)[first:last]
+
+
+def _bounds(texts: pa.StringArray) -> tuple[int, int]:
+    if not len(texts):
+        return 0, 0
+    width = np.int64 if pa.types.is_large_string(texts.type) else np.int32
+    offsets = np.frombuffer(texts.buffers()[1], dtype=width)
+    return int(offsets[texts.offset]), int(offsets[texts.offset + len(texts)])

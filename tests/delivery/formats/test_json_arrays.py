@@ -59,3 +59,14 @@ def test_a_failed_conversion_of_one_text_is_null() -> None:
     assert each_distinct(pa.array(["1", "x", None, "1"]), lambda text: str(int(text) + 1)).to_pylist() == [
         "2", None, None, "2",
     ]  # fmt: skip
+
+
+def test_texts_that_exceed_an_array_of_strings_become_large_strings() -> None:
+    values = pa.array(["ab", None, "c"])
+    pieces = ["<", values, "-", values[:3], ">"]
+    assert concatenated(pieces).type == pa.string()
+    large = concatenated(pieces, limit=14)
+    assert large.type == pa.large_string()
+    assert large.to_pylist() == concatenated(pieces, limit=15).to_pylist() == ["<ab-ab>", None, "<c-c>"]
+    assert concatenated(pieces, limit=15).type == pa.string()
+    assert concatenated(['{"a":', large, "}"]).to_pylist()[2] == '{"a":<c-c>}'
