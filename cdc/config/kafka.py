@@ -38,7 +38,7 @@ def _client_setting(name: str) -> str:
 KafkaServerAddress = Annotated[str, Field(pattern=r"^[^\s,/]+$"), AfterValidator(_server)]
 """Host and port of a broker."""
 KafkaClientSetting = Annotated[str, AfterValidator(_client_setting)]
-"""Name of a setting of librdkafka that no other key of the delivery sets."""
+"""Name of a setting of librdkafka for which the delivery has no key of its own."""
 
 
 def is_local(server: str) -> bool:

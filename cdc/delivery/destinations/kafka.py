@@ -10,6 +10,7 @@ not answered is known only then. Consumers have to read with `isolation.level=re
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from time import monotonic
 from typing import Any, ClassVar, Final
@@ -53,58 +54,44 @@ class KafkaDestination:
         self._transactional_id = settings.transactional_id or f"{self._name}.{identity.log_id[:8]}"
         self._progress_topic = settings.progress_topic or f"cdc.progress.{identity}"
         self._errors = ClientErrors("")
+        self._client: dict[str, Any] = {}
         self._producer: Producer | None = None
         self._topics: TopicDirectory | None = None
         self._began: float | None = None
         """When the open transaction was begun."""
         self._suspected: set[str] = set()
         """Topics of which a broker refused events; theirs are sent one by one, so that the refused one is known."""
+        self._batch_too_large = False
+        """Whether a broker refused a batch of a suspected topic because of its size, and no single event so far."""
         self._batch_size = _BATCH_SIZE
 
     def open(self) -> bytes | None:
         self.close()
         self._errors = errors = ClientErrors(f"Kafka at {self._settings.servers[0]!r}")
-        client = client_settings(self._settings, self._name, errors)
-        own = producer_settings(self._settings, self._transactional_id, self._batch_size)
-        timeout = self._settings.timeout
-        try:
-            producer = Producer({**client, **own, "on_delivery": errors.note_event})
-            admin = AdminClient(client)
-        except KafkaException as exc:
-            raise errors.meaning(exc.args[0], "the client does not start") from exc
-
-        def initialize(seconds: float) -> None:
-            serve(producer.poll, errors, 0)
-            producer.init_transactions(seconds)
-
-        repeat(initialize, errors, "transactions cannot be initialized", timeout)
-        failpoint.hit("kafka_initialized")
+        client, timeout = client_settings(self._settings, self._name, errors), self._settings.timeout
+        producer = self._new_producer(client)
+        admin = AdminClient(client)
         topics = TopicDirectory(admin, self._settings.topics, errors, timeout)
         progress = None
         if not topics.create_compacted(self._progress_topic, TOPIC_CONFIG):
             progress = StoredProgress(client, self._progress_topic, errors, timeout).read(admin, self._key)
-        self._producer, self._topics = producer, topics
+        self._client, self._producer, self._topics = client, producer, topics
         return progress
 
     def send(self, events: Sequence[Event]) -> None:
         producer, topics = self._transaction()
         refused = _require_topics(topics, events)
         if self._suspected:
-            refused |= self._send_each(producer, events, set(refused))
+            refused |= self._send_each(events, set(refused))
         else:
             refused |= self._send(producer, events, refused)
         if refused:
             raise EventsRefused(refused)
-        serve(producer.poll, self._errors, 0)
-        if self._errors.failed or self._errors.fatal:
-            self._fail()
+        self._check()
 
     def commit(self, progress: bytes) -> None:
         producer, _ = self._transaction()
-        try:
-            producer.produce(self._progress_topic, progress, self._key, partition=PARTITION)
-        except (KafkaException, BufferError) as exc:
-            self._fail(exc)
+        self._produce_later(producer, (self._progress_topic, progress, self._key, PARTITION), [])
         failpoint.hit("kafka_progress_sent")
         self._flush(producer)
         failpoint.hit("kafka_flushed")
@@ -114,7 +101,8 @@ class KafkaDestination:
             raise self._fenced(exc) from exc
         failpoint.hit("kafka_committed")
         self._began = None
-        self._suspected.clear()
+        if self._suspected:
+            self._trust_again()
 
     def close(self) -> None:
         producer, self._producer, self._topics = self._producer, None, None
@@ -126,6 +114,23 @@ class KafkaDestination:
             producer.abort_transaction(_ABORT_SECONDS)
         except KafkaException:
             return  # the next `open` aborts it
+
+    def _new_producer(self, client: dict[str, Any]) -> Producer:
+        """A client whose transactions are initialized: no earlier one can commit, or has an open transaction."""
+        errors = self._errors
+        own = producer_settings(self._settings, self._transactional_id, self._batch_size)
+        try:
+            producer = Producer({**client, **own, "on_delivery": errors.note_event})
+        except KafkaException as exc:
+            raise errors.meaning(exc.args[0], "the client does not start") from exc
+
+        def initialize(seconds: float) -> None:
+            serve(producer.poll, errors, 0)
+            producer.init_transactions(seconds)
+
+        repeat(initialize, errors, "transactions cannot be initialized", self._settings.timeout)
+        failpoint.hit("kafka_initialized")
+        return producer
 
     def _transaction(self) -> tuple[Producer, TopicDirectory]:
         """Begin a transaction unless one is open; return the client and the topics."""
@@ -150,14 +155,14 @@ class KafkaDestination:
             try:
                 produce(topic, value, key, headers=list(headers))
             except BufferError:
-                self._produce_later(producer, event)
+                self._produce_later(producer, (topic, value, key), list(headers))
             except KafkaException as exc:
                 if exc.args[0].code() not in TOO_LARGE:
                     self._fail(exc)
                 refused[name] = self._too_large(event)
         return refused
 
-    def _send_each(self, producer: Producer, events: Sequence[Event], skipped: set[str]) -> dict[str, CdcError]:
+    def _send_each(self, events: Sequence[Event], skipped: set[str]) -> dict[str, CdcError]:
         """Send each event of the suspected topics alone; return those that a broker refuses, with the transaction.
 
         A refused event ends the transaction, so the next one is sent in another. Nothing of either is committed:
@@ -167,23 +172,29 @@ class KafkaDestination:
         for event in events:
             if event.id in skipped:
                 continue
+            producer, _ = self._transaction()
             refused |= self._send(producer, [event], {})
             if event.topic not in self._suspected or event.id in refused:
                 continue
             try:
                 self._flush(producer)
-            except DeliveryError as exc:
-                if self._errors.failed is None or self._errors.failed[0].code() not in REFUSED:
+            except DeliveryError:
+                reason = self._errors.failed
+                if reason is None or reason[0].code() not in REFUSED or reason[1] != event.topic:
                     raise
-                refused[event.id] = self._errors.meaning(self._errors.failed[0], f"event {event.id!r} was refused")
-                refused[event.id].__cause__ = exc
-                self._begin_again(producer)
+                refused[event.id] = self._errors.meaning(reason[0], f"event {event.id!r} was refused")
+                self._errors.failed, self._began, self._batch_too_large = None, None, False
+                # an old client would number its next messages wrongly
+                self._producer = self._new_producer(self._client)
         return refused
 
-    def _begin_again(self, producer: Producer) -> None:
-        self._errors.failed = None
-        repeat(producer.abort_transaction, self._errors, "a transaction was not aborted", self._settings.timeout)
-        producer.begin_transaction()
+    def _trust_again(self) -> None:
+        """Send events together again; smaller batches if only a batch was too large, and none of its events."""
+        if self._batch_too_large:
+            self._batch_size = max(_FEWEST, self._batch_size // 2)
+            self._producer = self._new_producer(self._client)
+        self._batch_too_large = False
+        self._suspected.clear()
 
     def _too_large(self, event: Event) -> CdcError:
         size = len(event.key or b"") + len(event.value or b"")
@@ -193,20 +204,20 @@ class KafkaDestination:
             remedy="raise 'max_event_size', and 'message.max.bytes' of the brokers, then run 'cdc dlq retry SINK'",
         )
 
-    def _produce_later(self, producer: Producer, event: Event) -> None:
-        """Wait until the client has room for the event."""
+    def _produce_later(self, producer: Producer, message: tuple[Any, ...], headers: list[tuple[str, bytes]]) -> None:
+        """Wait until the client has room for a message; message: topic, value, key, and perhaps the partition."""
         deadline = monotonic() + self._settings.timeout
         while True:
-            if serve(producer.poll, self._errors):
-                deadline = monotonic() + self._settings.timeout
-            self._check(deadline, "events wait to be sent")
             try:
-                producer.produce(event.topic, event.value, event.key, headers=list(event.headers))
+                producer.produce(*message, headers=headers)
             except BufferError:
-                continue
+                if serve(producer.poll, self._errors):
+                    deadline = monotonic() + self._settings.timeout
+                self._check(deadline, "events wait to be sent")
             except KafkaException as exc:
                 self._fail(exc)
-            return
+            else:
+                return
 
     def _flush(self, producer: Producer) -> None:
         """Return when brokers have acknowledged every event."""
@@ -217,7 +228,10 @@ class KafkaDestination:
             self._check(deadline, "events were not acknowledged")
         self._check(deadline, "events were not acknowledged")
 
-    def _check(self, deadline: float, what: str) -> None:
+    def _check(self, deadline: float = math.inf, what: str = "") -> None:
+        """Raise an error that the client has reported, or one for brokers that have not answered until a deadline."""
+        if self._producer is not None:
+            serve(self._producer.poll, self._errors, 0)
         if self._errors.failed or self._errors.fatal:
             self._fail()
         if monotonic() >= deadline:
@@ -225,14 +239,14 @@ class KafkaDestination:
 
     def _fail(self, exc: Any = None) -> Any:
         """Raise what an error of the client means."""
+        if self._producer is not None:
+            serve(self._producer.poll, self._errors, 0)
         errors = self._errors
         failed = errors.failed
-        if errors.fatal is None and failed is not None and failed[0].code() in REFUSED and not self._suspected:
+        if errors.fatal is None and failed is not None and failed[0].code() in REFUSED:
             error, topic = failed
             self._suspected.add(topic)
-            if error.code() in TOO_LARGE:
-                # perhaps only the request was: the topic takes less than the client sends together
-                self._batch_size = max(_FEWEST, self._batch_size // 2)
+            self._batch_too_large = error.code() in TOO_LARGE
             raise DestinationUnavailable(
                 f"topic {topic!r} refused events, which are sent again one by one to find out which: {error.str()}"
             ) from exc

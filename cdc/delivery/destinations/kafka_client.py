@@ -41,7 +41,6 @@ _PURGED: Final = (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)
 _KINDS: Final[dict[int, type[DeliveryError]]] = {
     **dict.fromkeys(REFUSED, EventRefused),
     **dict.fromkeys(TOO_LARGE, EventTooLarge),
-    KafkaError._SSL: DestinationNotTrusted,
     KafkaError._FENCED: DeliveryFenced,
     KafkaError.PRODUCER_FENCED: DeliveryFenced,
     KafkaError.INVALID_PRODUCER_EPOCH: DeliveryFenced,
@@ -101,7 +100,7 @@ def producer_settings(settings: KafkaDelivery, transactional_id: str, batch_size
         "message.timeout.ms": _milliseconds(settings.timeout),
         "message.max.bytes": settings.max_event_size,
         "queue.buffering.max.kbytes": max(_BUFFERED, 4 * settings.max_event_size) // 1024,
-        "queue.buffering.max.messages": 1_000_000,
+        "queue.buffering.max.messages": 100_000,
         "batch.size": batch_size,
         "batch.num.messages": 100_000,
         "linger.ms": settings.linger * 1000,
@@ -165,8 +164,10 @@ class ClientErrors:
 
     def meaning(self, error: KafkaError, what: str) -> CdcError:
         """The error of the delivery for an error of the client; what: the action that failed."""
-        code = error.code()
-        message = f"{self._destination}: {what}: {error.str()}"
+        code, text = error.code(), error.str()
+        message = f"{self._destination}: {what}: {text}"
+        if code == KafkaError._SSL and "verify failed" in text:
+            return DestinationNotTrusted(message)
         if code in _SETTINGS:
             return DeliveryError(message, remedy=_SETTINGS[code])
         return _KINDS.get(code, DestinationUnavailable)(message)

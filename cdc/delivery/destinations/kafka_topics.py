@@ -7,11 +7,11 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
 
 from cdc.config.kafka import KafkaTopics
 from cdc.delivery.destinations.kafka_client import ClientErrors
-from cdc.errors import TopicMissing
+from cdc.errors import DeliveryError, TopicMissing
 
 _NAME: Final = re.compile(r"(?!\.{1,2}\Z)[a-zA-Z0-9._-]{1,249}\Z")
 
@@ -44,7 +44,25 @@ class TopicDirectory:
             raise TopicMissing(f"topic {topic!r} does not exist, which has the progress of the delivery")
         replication = self._settings.replication or -1
         settings = {"cleanup.policy": "compact", **config}
+        if not missing:
+            self._check_compacted(topic)
         return self._create([NewTopic(name, 1, replication, config=settings) for name in missing])
+
+    def _check_compacted(self, topic: str) -> None:
+        """Raise an error if the topic loses old records, as far as the delivery may see its settings."""
+        resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
+        answer = self._admin.describe_configs([resource], request_timeout=self._timeout)[resource]
+        try:
+            policy = answer.result()["cleanup.policy"].value
+        except KafkaException as exc:
+            if exc.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                return
+            raise self._meaning(exc, f"topic {topic!r} cannot be described") from exc
+        if policy != "compact":
+            raise DeliveryError(
+                f"topic {topic!r} would lose the progress of the delivery: its 'cleanup.policy' is {policy!r}",
+                remedy="set 'cleanup.policy' of the topic to 'compact', or choose another 'progress_topic'",
+            )
 
     def _missing(self, topics: Collection[str]) -> list[str]:
         found = self._admin.describe_topics(TopicCollection(sorted(topics)), request_timeout=self._timeout)

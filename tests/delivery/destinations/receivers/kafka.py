@@ -14,7 +14,7 @@ from cdc.config.destinations import KafkaDelivery
 from cdc.delivery.destinations import new_destination
 from cdc.delivery.destinations.contract import ID_HEADER, DeliveryIdentity
 from tests.delivery.destinations.receivers import Received, Receiver
-from tests.fixtures.kafka import KafkaServer
+from tests.fixtures.kafka import PASSWORD, KafkaServer
 
 CRASH_POINTS: Final = ("kafka_initialized:1", "kafka_progress_sent", "kafka_flushed", "kafka_committed")
 LARGEST: Final = 2 << 20
@@ -31,7 +31,7 @@ def delivery(server: str, **settings: Any) -> KafkaDelivery:
         "topics": {"partitions": 3, "config": {"max.message.bytes": str(2 * LARGEST)}},
         **settings,
     }
-    return KafkaDelivery.model_validate(given)
+    return KafkaDelivery.model_validate(given, context={"environment": {"PASSWORD": PASSWORD, "WRONG": "wrong"}})
 
 
 def identity(prefix: str) -> DeliveryIdentity:
@@ -40,7 +40,17 @@ def identity(prefix: str) -> DeliveryIdentity:
 
 
 def committed(server: str, prefix: str) -> list[Received]:
-    """Every message of the topics with a prefix, each partition in order."""
+    """What a consumer gets from the topics with a prefix."""
+    found = []
+    for message in messages(server, prefix):
+        headers = tuple(message.headers() or ())
+        name = dict(headers)[ID_HEADER].decode()
+        found.append(Received(name, message.topic(), message.key(), message.value(), headers))
+    return found
+
+
+def messages(server: str, prefix: str) -> list[Any]:
+    """Every committed message of the topics with a prefix, each partition in order."""
     consumer = Consumer(
         {
             "bootstrap.servers": server,
@@ -65,16 +75,14 @@ def committed(server: str, prefix: str) -> list[Received]:
         consumer.close()
 
 
-def _read(consumer: Consumer, parts: Collection[TopicPartition]) -> list[Received]:
+def _read(consumer: Consumer, parts: Collection[TopicPartition]) -> list[Any]:
     received, left = [], {(part.topic, part.partition) for part in parts}
     consumer.assign(list(parts))
     while left:
         message = consumer.poll(30)
         assert message is not None, "the broker does not answer"
         if message.error() is None:
-            headers = tuple(message.headers() or ())
-            name = dict(headers)[ID_HEADER].decode()
-            received.append(Received(name, message.topic(), message.key(), message.value(), headers))
+            received.append(message)
         else:
             assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
             left.discard((message.topic(), message.partition()))
