@@ -76,31 +76,32 @@ class StoredProgress:
     def _last_record(self, consumer: Consumer, key: bytes, start: int, after: int) -> bytes | None:
         """The last record of the key from one offset to another."""
         consumer.assign([TopicPartition(self._topic, PARTITION, start)])
-        found, deadline = None, monotonic() + self._timeout
-        while True:
+        found, end, deadline = None, None, monotonic() + self._timeout
+        while end is None or end < after:
             message = consumer.poll(SLICE)
-            if message is None or message.error() is not None:
-                if message is not None and self._is_end(message, after):
-                    return found
-                self._errors.check_connection()
-                if monotonic() >= deadline:
-                    raise self._late(message)
+            if message is not None and message.error() is None:
+                found = message.value() if message.key() == key else found
+                deadline = monotonic() + self._timeout
                 continue
-            if message.key() == key:
-                found = message.value()
-            deadline = monotonic() + self._timeout
+            if message is not None:
+                end = self._visible_end(message, end)
+            self._errors.check_connection()
+            if monotonic() >= deadline:
+                raise self._late(is_silent=end is None)
+        return found
 
-    def _is_end(self, message: Any, after: int) -> bool:
+    def _visible_end(self, message: Any, known: int | None) -> int | None:
+        """The offset up to which records are visible, of a message without record that may contain it."""
         error = message.error()
         if error.code() == KafkaError._PARTITION_EOF:
-            return message.offset() >= after
+            return int(message.offset())
         if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
-            return False  # the consumer is in no group
+            return known  # the consumer is in no group
         raise self._errors.meaning(error, f"topic {self._topic!r} cannot be read")
 
-    def _late(self, message: Any) -> CdcError:
+    def _late(self, *, is_silent: bool) -> CdcError:
         what = f"topic {self._topic!r} cannot be read to its end"
-        if message is None:
+        if is_silent:
             return self._errors.silence(what)
         return DestinationUnavailable(f"{what}: another client has an open transaction there")
 

@@ -75,6 +75,14 @@ def messages(server: str, prefix: str) -> list[Any]:
         consumer.close()
 
 
+def end_offset(server: str, topic: str) -> int:
+    """The offset after the last record of partition 0, committed or not."""
+    consumer = Consumer({"bootstrap.servers": server, "group.id": topic, "isolation.level": "read_uncommitted"})
+    _, found = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=30)
+    consumer.close()
+    return int(found)
+
+
 def _read(consumer: Consumer, parts: Collection[TopicPartition]) -> list[Any]:
     received, left = [], {(part.topic, part.partition) for part in parts}
     consumer.assign(list(parts))
