@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.benchmarks.figures import machine, print_json, print_table
 
-NAMES = ("capture", "snapshot", "log", "apply", "freshness", "cost", "search")
+NAMES = ("capture", "snapshot", "log", "apply", "freshness", "cost", "search", "delivery")
 SIZES = {
     "snapshot": ("rows", "runs", "parts"),
     "log": ("changes", "keys", "commits", "runs", "parts"),
@@ -17,6 +17,7 @@ SIZES = {
     "freshness": ("rows", "seconds", "runs", "parts"),
     "cost": ("seconds", "runs", "parts"),
     "search": ("rows", "seconds", "runs", "parts"),
+    "delivery": ("changes", "runs", "parts"),
 }
 
 
@@ -32,7 +33,11 @@ def main() -> int:
         type=int,
         help="of the table; snapshot: 5,000,000, apply: 50,000,000, freshness and search: 1,000,000",
     )
-    own.add_argument("--changes", type=int, help="log: 20,000,000, of which 10,000,000 are appended; apply: 5,000,000")
+    own.add_argument(
+        "--changes",
+        type=int,
+        help="log: 20,000,000, of which 10,000,000 are appended; apply: 5,000,000; delivery: 1,000,000",
+    )
     own.add_argument("--commits", type=int, help="log: after which appending is measured again; default 100,000")
     own.add_argument("--keys", type=int, help="that they are spread over; log: 2,000,000, apply: 500,000")
     own.add_argument("--seconds", type=float, help="of load; freshness, search: 60; cost: 40 for each rate")
