@@ -18,17 +18,19 @@ from cdc.cli.options import Invocation
 from cdc.command_output import discard_output, error_to_report, fail
 from cdc.errors import CdcError, ConfigError, ExitCode, complete_remedy, process_exit_code
 from cdc.file_modes import product_umask
+from cdc.process_exit import exit_process
 
 INTERRUPTED: Final = 130
 """Exit status after an interrupt: 128 + SIGINT, as shells use it."""
 _LONG_RUNNING: Final = frozenset({"reader", "server"})
-"""Commands that write log messages to standard error, including tracebacks."""
+"""Commands that run until they are stopped, and write log messages to standard error, including tracebacks."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status, one of `ExitCode` or 130 after an interrupt.
 
-    Reader and server exit with 5 instead of 1 if a restart would fail again.
+    Reader and server exit with 5 instead of 1 if a restart would fail again. Without `arguments` the command line of
+    the process is run, and reader and server do not return: they end the process.
     """
     owns_process = arguments is None
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -39,6 +41,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _escape_unprintable()
         # no command uses a pydantic plugin, and the search for plugins reads the metadata of every installed package
         os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    status = _run(command, given, owns_process=owns_process)
+    if owns_process and _command_name(command, given) in _LONG_RUNNING:
+        exit_process(status)
+    return status
+
+
+def _run(command: Any, given: list[str], *, owns_process: bool) -> int:
+    """Run the command with the given arguments, and return its exit status."""
     try:
         with product_umask():
             status = command.main(args=given, prog_name="cdc", standalone_mode=False, obj=Invocation(owns_process))

@@ -24,6 +24,7 @@ from cdc.config.units import seconds
 from cdc.errors import ExitCode, InvalidDefinition, SinkError, complete_remedy, process_exit_code
 from cdc.file_modes import product_umask
 from cdc.logging_setup import configure_by_environment
+from cdc.process_exit import exit_process
 from cdc.verify_and_replay_options import Against, VerifyMode
 
 INTERRUPTED: Final = 130
@@ -35,11 +36,20 @@ def main(argv: Sequence[str] | None = None, *, submitted: bool = False) -> int:
 
     0 is success, 1 a failure, 2 wrong usage, 3 a problem of the environment, 4 a mismatch. Outside a cluster, `apply`
     without `--once` returns 5 instead of 1 if a restart does not resolve the error.
-    `submitted` is True if spark-submit started the process on a cluster.
+    `submitted` is True if spark-submit started the process on a cluster. Without `argv` and outside a cluster, `apply`
+    does not return: it ends the process.
     """
     if argv is None:
         atexit.register(gc.freeze)  # as in cdc/__main__.py
     arguments = _parser().parse_args(argv, argparse.Namespace(submitted=submitted))
+    status = _run(arguments)
+    if argv is None and not submitted and arguments.verb == "apply":  # a cluster may run several jobs in one process
+        exit_process(status)
+    return status
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    """Run the verb with its arguments, and return the exit status."""
     try:
         with product_umask():
             return int(arguments.run(arguments))
@@ -49,7 +59,7 @@ def main(argv: Sequence[str] | None = None, *, submitted: bool = False) -> int:
         error = error_to_report(exc, logs=arguments.verb == "apply")
         error.fix = complete_remedy(error.fix, file=str(arguments.config))
         fail(arguments.verb, error, json=getattr(arguments, "json", False))
-        is_process = arguments.verb == "apply" and arguments.trigger != ONCE and not submitted
+        is_process = arguments.verb == "apply" and arguments.trigger != ONCE and not arguments.submitted
         return int((process_exit_code(error) if is_process else error.exit_code).value)
 
 
