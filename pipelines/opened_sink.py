@@ -20,7 +20,7 @@ from cdc.config import Definition, DeltaSinkDefinition, SearchSinkDefinition
 from cdc.errors import LogError, LogTrimmed
 from cdc.log.reader import LogReader
 from pipelines.large_range_query import IDLE, LargeRangeQuery
-from pipelines.range_folder import RangeFolder
+from pipelines.range_folder import PARTIAL_ROWS, SMALL, RangeFolder
 from pipelines.runtime.consumer_registration import pinned_in, sink_registration
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.replay_pause import ReplayPauses
@@ -75,6 +75,10 @@ class SinkParts:
     first_batch: FirstBatchGate = field(default_factory=FirstBatchGate)
     batch_rows: int = MAX_ROWS
     """Approximate maximum of rows per micro-batch."""
+    small_rows: int = SMALL
+    """Maximum rows of a range that is folded without Spark, whatever its rows are."""
+    partial_rows: int = PARTIAL_ROWS
+    """Maximum rows with partial images of a larger range that is folded without Spark."""
     query_idle: float = IDLE
     """Seconds without a range that needs Spark, after which a streaming query stops."""
 
@@ -118,6 +122,7 @@ class OpenedSink:
                 self.sink.attach(session)  # a sink with writer spark cannot be opened without it
             self._log = LogReader(definition.log.root)
             fold = RangeFolder(self._log, sink.name, sink.tables, keeps_history(sink))
+            fold.small, fold.partial_rows = parts.small_rows, parts.partial_rows
             self.loop = SinkLoop(self.sink, fold, parts.cuts, progress)
             self.loop.open()
             self._registration = sink_registration(definition.log.root, self._log.log_id, sink)

@@ -57,14 +57,12 @@ def _in_memory() -> bool:
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# every worker compiles 800 test modules, and every command under test compiles the product, unless bytecode is kept
-sys.dont_write_bytecode = False
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-
 if _in_memory():
     os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)
 
 os.environ.setdefault(java.VARIABLE, java.options())
+
+gc.disable()  # until all tests are collected: what is made meanwhile lives to the end
 
 pytest_plugins = [
     "tests.fixtures.shared_servers",  # before those that import it, so that pytest rewrites its assertions
@@ -172,6 +170,7 @@ def pytest_collection_finish() -> None:
     """Thousands of collected tests live to the end: the garbage collector need not look at them ever again."""
     gc.collect()
     gc.freeze()
+    gc.enable()
     gc.set_threshold(20_000, 20, 20)  # a worker has memory to spare, and less of its time
 
 

@@ -67,7 +67,7 @@ def test_a_server_in_the_process_of_its_caller_leaves_the_priority_as_it_is(
     assert os.getpriority(os.PRIO_PROCESS, 0) == before
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_that_arrives_before_the_server_serves_ends_it(number: signal.Signals, tmp_path: Path) -> None:
     with server_in(tmp_path, "before_serve:1:stop") as process:
         status = Path(f"/proc/{process.pid}/status")

@@ -21,8 +21,8 @@ from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.sink_status_reporter import SinkFigures
 from pipelines.sink_loop import SinkLoop
 from pipelines.sinks.search_server.sink import SearchServerSink
-from tests.fixtures.http_relay import Answer, HttpRelay
-from tests.fixtures.opensearch import OpenSearchServer, SharedOpenSearch
+from tests.fixtures.http_relay import Answer, HttpRelay, RefuseLarger
+from tests.fixtures.opensearch import SharedOpenSearch
 from tests.fixtures.search_sinks import search_sink
 from tests.log.rows import row, schema_of
 from tests.pipelines.shop_pipeline import END, FIGURES, ITEMS, ORDERS, ShopPipeline, change, make_shop
@@ -73,11 +73,11 @@ def ask(server: str, method: str, path: str, body: Any = None) -> Any:
     return answer.json()
 
 
-@pytest.mark.parametrize("own_opensearch", [{"http.max_content_length": "1mb"}], indirect=True)
 def test_a_document_larger_than_a_request_is_a_dead_letter_until_it_is_smaller(
-    own_opensearch: OpenSearchServer, shop: ShopPipeline
+    opensearch: SharedOpenSearch, opensearch_relay: HttpRelay, shop: ShopPipeline
 ) -> None:
-    find = search_sink(SharedOpenSearch(own_opensearch.url, "t-"))
+    opensearch_relay.fault(r"^(POST|PUT) ", RefuseLarger(1 << 20), times=None)
+    find = search_sink(SharedOpenSearch(opensearch_relay.url, opensearch.prefix))
     drive(shop, find, END)
     shop.append(1_500, notes(1_500, k1="small", k5=LARGE, k6="small"))
     records = drive(shop, find, 1_500)
@@ -92,8 +92,8 @@ def test_a_document_larger_than_a_request_is_a_dead_letter_until_it_is_smaller(
     shop.append(1_600, notes(1_600, k5="fits"))
     assert drive(shop, find, 1_600)[ORDERS_TOPIC].parked == ()
     assert documents(find, ORDERS_TOPIC)["5"] == "fits"
-    ask(own_opensearch.url, "POST", "/t-cdc-find/_refresh")
-    stored = ask(own_opensearch.url, "POST", "/t-cdc-find/_search?expand_wildcards=all", {"size": 100})
+    ask(opensearch.url, "POST", f"/{opensearch.prefix}cdc-find/_refresh")
+    stored = ask(opensearch.url, "POST", f"/{opensearch.prefix}cdc-find/_search?expand_wildcards=all", {"size": 100})
     assert {hit["_id"] for hit in stored["hits"]["hits"]} <= {"owner", "published", "started"}
 
 

@@ -377,7 +377,8 @@ def test_a_table_that_stayed_behind_catches_up_over_what_was_folded(
     assert logs.cut.lake() == logs.expected()
 
 
-@pytest.mark.parametrize("frames", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow  # the default run has test_latest_rows.py for a whole log, and the batch above for a trimmed one
+@pytest.mark.parametrize("frames", [False, True])
 def test_a_table_is_built_in_spark_from_what_was_folded_and_what_came_behind(
     spark: SparkSession, logs: TrimmedAndWholeLog, frames: bool
 ) -> None:

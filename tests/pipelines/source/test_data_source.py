@@ -13,12 +13,13 @@ from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
+from cdc.errors import InvalidDefinition
 from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter
 from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
 from cdc.table import exact_glob
-from pipelines.source.data_source import LogStreamReader, rows_between
+from pipelines.source.data_source import CdcDataSource, LogStreamReader, rows_between
 from pipelines.source.options import SourceOptions
 from pipelines.source.read_tasks import SCHEMA, Frame, LogPartition
 from tests.log.rows import IDENTITY, LIMITS, info, row, schema_of, table
@@ -242,6 +243,18 @@ def test_load_reports_wrong_options(spark: SparkSession, root: Path) -> None:
         load(spark, root, table="shop.none")
     with pytest.raises(AnalysisException, match="accepts no schema"):
         spark.read.format("cdc").schema("position long").load(str(root)).collect()
+
+
+@pytest.mark.parametrize("option", [{"endingPosition": "0/A"}, {"endingTimestamp": "2023-11-15"}])
+def test_a_stream_with_an_end_is_refused(root: Path, option: dict[str, str]) -> None:
+    source = CdcDataSource({"path": str(root), **option})
+    assert source.reader(source.schema()) is not None
+    with pytest.raises(InvalidDefinition, match="endingPosition"):
+        source.streamReader(source.schema())
+
+
+@pytest.mark.slow  # the two tests above show that the source refuses it, and that an error of the source is raised
+def test_spark_refuses_a_stream_with_an_end(spark: SparkSession, root: Path) -> None:
     ended = spark.readStream.format("cdc").option("endingPosition", "0/A").load(str(root)).writeStream.format("noop")
     with pytest.raises(StreamingQueryException, match="endingPosition"):
         ended.option("checkpointLocation", str(root / "cp")).start().awaitTermination(PATIENCE)

@@ -48,6 +48,7 @@ def newest(catalog: Catalog) -> Command:
     return catalog.commands.ls("shop", REPLAY)[0]
 
 
+@pytest.mark.slow  # the default run has the next test, and a replay in a child process (test_job_routes.py)
 def test_a_replay_leaves_its_report_and_the_rows_that_applying_made(ground: ShopPipeline, catalog: Catalog) -> None:
     into = str(ground.folder / "new")
     done = submit(ground, "replay", "lake", "--into", into)
@@ -72,6 +73,7 @@ def test_a_replay_that_cannot_be_says_why(ground: ShopPipeline, catalog: Catalog
         "failed",
         "the log contains no table of sink 'lake' that matches 'shop.none'",
     )
+    assert status.command.startswith("cdc spark submit replay lake --from=beginning --to=latest --tables=shop.none")
     assert (status.error or {})["code"] == "CDC-1000"
 
 
