@@ -14,7 +14,6 @@ from cdc.catalog import Catalog
 from cdc.log.reader import LogReader
 from cdc.stores.published_record import TargetState
 from pipelines.opened_sink import LONGEST, FirstBatchGate, OpenedSink, SinkParts, batch_interval
-from pipelines.range_folder import PARTIAL_ROWS
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.replay_pause import ReplayPauses
 from pipelines.runtime.sink_status_reporter import SinkFigures
@@ -45,6 +44,10 @@ def test_leaving_frees_the_gate_only_for_its_owner() -> None:
     assert not gate.enter("find")
 
 
+FEW = 100
+"""Rows that the driver folds at most here; Spark takes long for as many as it folds otherwise."""
+
+
 @pytest.fixture(name="shop")
 def _shop() -> ShopPipeline:
     """A pipeline whose lake has all of the log, except for a change of an order."""
@@ -67,7 +70,8 @@ def let_orders_lag(shop: ShopPipeline, rows: int) -> None:
 @contextmanager
 def opened(shop: ShopPipeline, spark: SparkOnDemand) -> Iterator[OpenedSink]:
     with Catalog.open(shop.definition.catalog.url) as catalog:
-        parts = SinkParts(CutRequests(catalog, "shop"), ReplayPauses(catalog, "shop"), FIGURES, spark)
+        cuts, pauses = CutRequests(catalog, "shop"), ReplayPauses(catalog, "shop")
+        parts = SinkParts(cuts, pauses, FIGURES, spark, small_rows=FEW, partial_rows=FEW)
         found = OpenedSink(shop.definition, shop.definition.sinks[0], parts, SinkFigures("shop", "lake", FIGURES))
         try:
             yield found
@@ -93,7 +97,7 @@ def test_a_table_catches_up_without_spark_if_its_range_is_small(shop: ShopPipeli
 def test_a_table_with_a_large_range_waits_for_spark_and_then_catches_up(
     shop: ShopPipeline, spark: SparkSession
 ) -> None:
-    let_orders_lag(shop, PARTIAL_ROWS)
+    let_orders_lag(shop, FEW)
     with opened(shop, spark_that_never_starts()) as sink:
         with pytest.raises(SparkAwaited, match="too large"):
             sink.catch_up()

@@ -124,7 +124,7 @@ def test_a_batch_whose_task_died_is_written_by_the_next_attempt(
 
 
 def test_no_row_of_the_batch_is_sent_to_the_driver(spark: SparkSession, opensearch: SharedOpenSearch) -> None:
-    many = 20_000
+    many = 5_000
     schema = spark.createDataFrame(folded([put(1, "x", 1)]).drop_columns(["payload"])).schema
 
     def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
