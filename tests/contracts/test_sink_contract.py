@@ -410,7 +410,8 @@ def test_rows_on_executors_give_what_rows_on_the_driver_give(spark, tmp_path):
     assert found[0] == found[1] == found[2]
 
 
-@pytest.mark.parametrize("store", ["search", "opensearch"], indirect=True)
+# for a search server the default run has test_executor_writer.py
+@pytest.mark.parametrize("store", ["search", pytest.param("opensearch", marks=pytest.mark.slow)], indirect=True)
 def test_rows_on_executors_become_documents_as_rows_on_the_driver_do(spark, store):
     sink = store.opened()
     merge(sink, as_frame(spark, batch([put(1, "a", 10), put(2, "b", 11), put(3, None, 12)], 0, 20)))
