@@ -106,6 +106,7 @@ class OneSparkScheduling(LoadGroupScheduling):  # type: ignore[misc]
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneSparkScheduling:
     """How tests are dealt out to the workers."""
+    gc.enable()  # in the controller, which collects no tests
     return OneSparkScheduling(config, log)
 
 
