@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from importlib import import_module
 from string import Formatter
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
@@ -16,11 +17,13 @@ from cdc.config.deliveries import DeliveryRule, DeliverySettings
 from cdc.delivery.formats.contract import Headers
 from cdc.delivery.formats.json_arrays import concatenated
 from cdc.delivery.formats.table_changes import Image, TableChanges, table_changes
-from cdc.delivery.row_condition import RowCondition
 from cdc.errors import CdcError, TransformFailed
 from cdc.log_row import ROW_OPERATIONS, Operation
 from cdc.stores.column_mask import Mask, transformed_columns
 from cdc.table import Column, TableSchema, matches
+
+if TYPE_CHECKING:
+    from cdc.delivery.row_condition import RowCondition
 
 _SENT: Final = pa.array(sorted(one.value for one in (*ROW_OPERATIONS, Operation.TRUNCATE)))
 """Operations of rows that have events; `s` and `g` rows have none."""
@@ -51,7 +54,7 @@ class TableRoute:
         rule = rule or DeliveryRule.model_construct(match=schema.topic)
         self._source = schema
         self._schema, self._masks = transformed_columns(rule.transform or Transform(), schema)
-        self._condition = None if rule.when is None else RowCondition(rule.when, schema)
+        self._condition = None if rule.when is None else _condition(rule.when, schema)
         self._key = tuple(self._column(name) for name in rule.key)
         if self._key:
             self._schema = _with_key(self._schema, [column.id for column in self._key])
@@ -125,6 +128,12 @@ class TableRoute:
                 f"column {name!r} of table {self._source.topic!r} is masked, so it cannot be in a topic, key or header"
             )
         return column
+
+
+def _condition(text: str, schema: TableSchema) -> RowCondition:
+    """Return the condition of a rule. Few deliveries have one, and the engine that evaluates it takes 25 MB."""
+    condition: RowCondition = import_module("cdc.delivery.row_condition").RowCondition(text, schema)
+    return condition
 
 
 def _with_key(schema: TableSchema, ids: list[int]) -> TableSchema:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -24,12 +25,16 @@ from cdc.delivery.destinations.contract import (
     Event,
 )
 from cdc.delivery.destinations.kafka import KafkaDestination
+from tests.benchmarks import delivery_stream
 from tests.benchmarks.figures import Figure
 from tests.fixtures.kafka import KafkaServer
 
-PARTS: Final = ("kafka",)
+PARTS: Final = ("kafka", "log", "stream")
+QUICK_PARTS: Final = PARTS[:2]
 EVENTS, QUICK_EVENTS, WARM_EVENTS = 1_000_000, 100_000, 100_000
 BATCH: Final = 10_000
+SECONDS, QUICK_SECONDS, WARM, QUICK_WARM = 60.0, 8.0, 10.0, 3.0
+"""Seconds of load that are measured, and before."""
 KEYS: Final = 100_000
 PARTITIONS: Final = 4
 TEXT_BYTES: Final = 110
@@ -39,18 +44,33 @@ JVM: Final = ("-Xms1g", "-Xmx1g")
 
 def run(*, quick: bool, changes: int = 0, runs: int = 0, parts: Sequence[str] = ()) -> tuple[int, dict[str, Figure]]:
     """Return (runs, figures by key); parts that are not asked for stay unmeasured."""
-    runs, parts = runs or (1 if quick else 3), parts or PARTS
+    runs, parts = runs or (1 if quick else 3), parts or (QUICK_PARTS if quick else PARTS)
+    number = changes or (QUICK_EVENTS if quick else EVENTS)
+    load = (QUICK_WARM, QUICK_SECONDS) if quick else (WARM, SECONDS)
     figures = _figures()
-    prepared = list(events(changes or (QUICK_EVENTS if quick else EVENTS)))
-    for _ in range(runs if "kafka" in parts else 0):
-        for key, value in _kafka(prepared):
+    prepared = list(events(number)) if "kafka" in parts else []
+    for _ in range(runs):
+        found: dict[str, float] = {}
+        if "kafka" in parts:
+            found |= _kafka(prepared)
+        if "log" in parts:
+            found |= _log(number)
+        if "stream" in parts:
+            found |= _stream(load)
+        for key, value in found.items():
             figures[key].values.append(value)
     return runs, figures
 
 
 def _figures() -> dict[str, Figure]:
     return {
+        "kafka_events_per_second": Figure("events/s", at_least=60_000),
         "kafka_vs_producer": Figure("ratio", at_least=0.7),
+        "kafka_p50_ms": Figure("ms", at_most=250),
+        "kafka_p99_ms": Figure("ms", at_most=700),
+        "catch_up_ratio": Figure("ratio", at_least=10),
+        "delivery_mib": Figure("MiB", at_most=300),
+        "destination_vs_producer.kafka": Figure("ratio"),
         "destination_events_per_second.kafka": Figure("events/s"),
         "producer_events_per_second.kafka": Figure("events/s"),
     }
@@ -72,26 +92,67 @@ def events(number: int) -> Iterator[Event]:
         yield Event(name, position, 0, "bench.orders", key, value, headers)
 
 
-def _kafka(prepared: Sequence[Event]) -> Iterator[tuple[str, float]]:
+@contextmanager
+def _broker() -> Iterator[tuple[Path, str]]:
+    """Yield a folder, and the address of a broker in it."""
     with tempfile.TemporaryDirectory(prefix="cdc-bench-") as folder:
+        Path(folder).chmod(0o755)  # Postgres runs as another user
         server = KafkaServer(Path(folder, "kafka"), jvm=JVM)
         server.start()
         try:
-            address = server.address.plain
-            topic = NewTopic(prepared[0].topic, PARTITIONS)
-            admin = AdminClient({"bootstrap.servers": address})
-            admin.create_topics([topic])[topic.topic].result(30)
-            sides: tuple[Callable[[str, Sequence[Event]], float], ...] = (_ours, _peer)
-            for side in sides:  # the JVM compiles what both sides use
-                side(address, prepared[:WARM_EVENTS])
-            # a slow change of the machine or of the JVM is the same for both sides
-            seconds = [side(address, prepared) for side in (_ours, _peer, _peer, _ours)]
+            yield Path(folder), server.address.plain
         finally:
             server.kill()
+
+
+def _create_topic(address: str, name: str) -> None:
+    admin = AdminClient({"bootstrap.servers": address})  # it ends its requests when it is collected
+    admin.create_topics([NewTopic(name, PARTITIONS)])[name].result(30)
+
+
+def _kafka(prepared: Sequence[Event]) -> dict[str, float]:
+    with _broker() as (_, address):
+        _create_topic(address, prepared[0].topic)
+        sides: tuple[Callable[[str, Sequence[Event]], float], ...] = (_ours, _peer)
+        for side in sides:  # the JVM compiles what both sides use
+            side(address, prepared[:WARM_EVENTS])
+        # a slow change of the machine or of the JVM is the same for both sides
+        seconds = [side(address, prepared) for side in (_ours, _peer, _peer, _ours)]
     ours, peer = seconds[0] + seconds[3], seconds[1] + seconds[2]
-    yield "destination_events_per_second.kafka", 2 * len(prepared) / ours
-    yield "producer_events_per_second.kafka", 2 * len(prepared) / peer
-    yield "kafka_vs_producer", peer / ours
+    return {
+        "destination_events_per_second.kafka": 2 * len(prepared) / ours,
+        "producer_events_per_second.kafka": 2 * len(prepared) / peer,
+        "destination_vs_producer.kafka": peer / ours,
+    }
+
+
+def _log(changes: int) -> dict[str, float]:
+    """Measure a process that sends a log to Kafka, between two runs of the client library with the same events."""
+    with _broker() as (folder, address):
+        delivery_stream.sent_log(folder / "warm", address, WARM_EVENTS)
+        prepared = delivery_stream.events_of(folder / "warm")
+        _create_topic(address, "peer.items")
+        same = [event._replace(topic="peer.items") for event in prepared]
+        repeats = max(1, changes // len(same))
+        before = sum(_peer(address, same) for _ in range(repeats))
+        ours = delivery_stream.sent_log(folder / "log", address, changes)
+        after = sum(_peer(address, same) for _ in range(repeats))
+    speed = ours["events"] / ours["seconds"]
+    return {
+        "kafka_events_per_second": speed,
+        "kafka_vs_producer": speed * (before + after) / (2 * repeats * len(same)),
+        "delivery_mib": ours["mib"],
+    }
+
+
+def _stream(load: tuple[float, float]) -> dict[str, float]:
+    with _broker() as (folder, address):
+        found = delivery_stream.measure_stream(folder / "stream", address, load, pause_for=load[1])
+    return {
+        "kafka_p50_ms": found["p50_ms"],
+        "kafka_p99_ms": found["p99_ms"],
+        "catch_up_ratio": found["catch_up_ratio"],
+    }
 
 
 def _settings(address: str) -> KafkaDelivery:
