@@ -8,7 +8,8 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from cdc.config.field_types import Glob, Identifier, Model, Name, Switch, Whole, invalid, placeholders
+from cdc.config.field_types import Glob, Identifier, Location, Model, Name, Switch, Whole, invalid, placeholders
+from cdc.config.secret import HIDDEN, Secret
 from cdc.config.sql_expression import Expression
 from cdc.config.transform import Transform
 from cdc.config.units import Seconds
@@ -16,6 +17,12 @@ from cdc.config.units import Seconds
 _TABLE_NAMES: Final = frozenset({"pipeline", "schema", "table"})
 _OUTBOX_NAMES: Final = frozenset({"pipeline", "type"})
 _MESSAGE_NAMES: Final = frozenset({"pipeline", "prefix"})
+
+
+def _reference_only(secret: Secret) -> Secret:
+    if secret.reference == HIDDEN:
+        raise invalid("a password is in plain text: write ${VAR}, {env: VAR} or {file: PATH} instead")
+    return secret
 
 
 class EventFormat(StrEnum):
@@ -29,6 +36,36 @@ class EventFormat(StrEnum):
     FLAT = "flat"
     #: CloudEvents 1.0 in structured mode, with the format `cdc` as content.
     CLOUDEVENTS = "cloudevents"
+
+
+class EventEncoding(StrEnum):
+    """How the content of an event is written."""
+
+    #: JSON text.
+    JSON = "json"
+    #: Avro with a schema of a schema registry, in the wire format of Confluent.
+    AVRO = "avro"
+
+
+class SchemaRegistryAccess(Model):
+    """Access to a schema registry with the API of Confluent; requires the package extra `registry`."""
+
+    url: Annotated[str, Field(pattern=r"^https?://[^\s/@]+(/[^\s]*)?$")]
+    """URL of the registry, for example `https://registry.example.com:8081`."""
+    user: Annotated[str, Field(min_length=1)] | None = None
+    """Name of the user for basic authentication."""
+    password: Annotated[Secret, AfterValidator(_reference_only)] | None = None
+    """Password of the user, as a reference such as `${VAR}`."""
+    ca_file: Location | None = None
+    """PEM file with the certificate authority of the registry; default: the authorities of the system."""
+    timeout: Annotated[Seconds, Field(gt=0)] = 30.0
+    """How long to wait for an answer."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if (self.user is None) != (self.password is None):
+            raise invalid("'user' and 'password' belong together")
+        return self
 
 
 class StartAt(StrEnum):
@@ -182,6 +219,10 @@ class DeliverySettings(Model):
     format: EventFormat = EventFormat.CDC
     """Format of the events: `debezium`, `cdc`, `flat` or `cloudevents`."""
     debezium: DebeziumSettings = DebeziumSettings()
+    encoding: EventEncoding = EventEncoding.JSON
+    """How events are written: `json`, or `avro` with a schema registry."""
+    schema_registry: SchemaRegistryAccess | None = None
+    """Registry for the schemas of events that are not JSON."""
     rules: tuple[DeliveryRule, ...] = ()
     """Settings for single tables; the first rule that matches a table applies."""
     start: StartAt = StartAt.EARLIEST
@@ -193,3 +234,16 @@ class DeliverySettings(Model):
     """Maximum number of changes between two commits; a larger transaction is sent as a whole."""
     stop_at: Annotated[Whole, Field(ge=0, le=10_000)] = 1_000
     """Number of dead-letter keys above which the delivery stops; 0 stops it at the first refused event."""
+
+    @model_validator(mode="after")
+    def _encodable(self) -> Self:
+        if self.encoding is EventEncoding.JSON:
+            return self
+        if self.schema_registry is None:
+            raise invalid(
+                "'schema_registry' is required: events in {encoding} have their schemas there",
+                encoding=self.encoding.value,
+            )
+        if self.format is EventFormat.CLOUDEVENTS:
+            raise invalid("the format 'cloudevents' is JSON: choose the format 'cdc', 'debezium' or 'flat'")
+        return self

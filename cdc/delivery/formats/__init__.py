@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Final
 
-from cdc.config.deliveries import DeliverySettings, EventFormat
+from cdc.config.deliveries import DeliverySettings, EventEncoding, EventFormat
 from cdc.delivery.formats.cdc_json import CdcFormat
 from cdc.delivery.formats.cloud_events import CloudEventsFormat
 from cdc.delivery.formats.contract import Format
 from cdc.delivery.formats.debezium import DebeziumFormat
 from cdc.delivery.formats.event_rows import SourceNames
 from cdc.delivery.formats.flat import FlatFormat
+from cdc.errors import ClientMissing
 
 _FORMATS: Final[Mapping[EventFormat, Callable[[DeliverySettings, SourceNames], Format]]] = {
     EventFormat.CDC: CdcFormat,
@@ -22,5 +24,16 @@ _FORMATS: Final[Mapping[EventFormat, Callable[[DeliverySettings, SourceNames], F
 
 
 def new_format(settings: DeliverySettings, names: SourceNames) -> Format:
-    """Return the format of a delivery."""
-    return _FORMATS[settings.format](settings, names)
+    """Return the format of a delivery. Raises ClientMissing without the packages that its encoding requires."""
+    if settings.encoding is EventEncoding.JSON:
+        return _FORMATS[settings.format](settings, names)
+    without_schemas = settings.debezium.model_copy(update={"schemas": False})
+    inner = _FORMATS[settings.format](settings.model_copy(update={"debezium": without_schemas}), names)
+    try:
+        registry_format = import_module("cdc.delivery.formats.registry_format").RegistryFormat
+    except ImportError as exc:
+        raise ClientMissing(
+            f"events in {settings.encoding.value} require the package extra 'registry': {exc.name} is missing"
+        ) from exc
+    made: Format = registry_format(inner, settings.schema_registry)
+    return made

@@ -12,37 +12,86 @@ numbers, and boolean is `true` or `false`: each JSON parser reads these exactly.
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.config.deliveries import DeliverySettings
+from cdc.config.deliveries import DeliverySettings, EventEncoding
 from cdc.delivery.formats import json_values
+from cdc.delivery.formats.connect_schema import ConnectSchema, SchemaPair, optional, scalar, struct
 from cdc.delivery.formats.contract import EncodedEvents, LogicalMessages
 from cdc.delivery.formats.event_rows import JsonRows, MessageColumns, SourceNames, assemble, message_columns
 from cdc.delivery.formats.json_arrays import concatenated, listed, members, or_null, quote, quoted
 from cdc.delivery.formats.table_changes import Image, TableChanges
-from cdc.table import Column
+from cdc.table import Column, TableSchema
 
 _NUMBERS: Final = frozenset({21, 23, 26})
 """Type OIDs of int2, int4 and oid."""
 _BOOLEAN: Final = 16
 
 
+JsonValues = Callable[[Column, pa.StringArray], pa.StringArray]
+"""Conversion of the texts of a column to JSON values; null stays null."""
+_COLUMNS: Final = ConnectSchema(type="map", keys=scalar("string"), items=optional("string"))
+CHANGE: Final = struct(
+    "cdc.Change",
+    (
+        ("position", scalar("string")),
+        ("ordinal", scalar("int64")),
+        ("op", scalar("string")),
+        ("topic", scalar("string")),
+        ("xid", scalar("int64")),
+        ("committed_at", scalar("string")),
+        ("key", _COLUMNS.as_optional()),
+        ("old_key", _COLUMNS.as_optional()),
+        ("before", _COLUMNS.as_optional()),
+        ("after", _COLUMNS.as_optional()),
+        ("unchanged", ConnectSchema(type="array", items=scalar("string"))),
+    ),
+)
+"""Schema of a change whose values are all text."""
+MESSAGE: Final = struct(
+    "cdc.Message",
+    (
+        ("position", scalar("string")),
+        ("ordinal", scalar("int64")),
+        ("op", scalar("string")),
+        ("xid", scalar("int64")),
+        ("committed_at", scalar("string")),
+        ("lsn", scalar("int64")),
+        ("prefix", optional("string")),
+        ("transactional", optional("boolean")),
+        ("content", scalar("bytes")),
+    ),
+)
+"""Schema of a logical message."""
+
+
 class CdcFormat:
     """Encoding as complete changes."""
 
     def __init__(self, settings: DeliverySettings, names: SourceNames) -> None:
-        del settings, names
+        del names
+        # a schema that is the same for all tables has only strings
+        self._values = exact_values if settings.encoding is EventEncoding.JSON else _strings
 
     def encode(self, changes: TableChanges) -> EncodedEvents:
         """Encode changes of one table."""
         rows = JsonRows(changes.rows)
-        keys, pieces = cdc_change(rows, changes)
+        keys, pieces = cdc_change(rows, changes, self._values)
         return assemble((keys, concatenated(pieces)), rows.is_change(), {})
+
+    def schemas(self, schema: TableSchema, topic: str) -> SchemaPair:
+        """Return the schemas of keys and values of a table's events."""
+        del schema, topic
+        return _COLUMNS, CHANGE
+
+    def message_schemas(self) -> SchemaPair:
+        """Return the schemas of keys and values of logical messages."""
+        return _COLUMNS, MESSAGE
 
     def encode_messages(self, messages: LogicalMessages) -> EncodedEvents:
         """Encode logical messages."""
@@ -51,9 +100,14 @@ class CdcFormat:
         return assemble((keys, concatenated(pieces)), np.ones(rows.count, dtype=bool), {})
 
 
-def cdc_change(rows: JsonRows, changes: TableChanges) -> tuple[pa.StringArray, list[pa.Array | str]]:
-    """Return keys and the pieces of the values; a key is null for a change without one."""
-    keys = _key(changes, changes.key)
+def cdc_change(
+    rows: JsonRows, changes: TableChanges, values: JsonValues
+) -> tuple[pa.StringArray, list[pa.Array | str]]:
+    """Return keys and the pieces of the values; a key is null for a change without one.
+
+    values: how the texts of a column become JSON values.
+    """
+    keys = _key(changes, changes.key, values)
     return keys, [
         *_beginning(rows),
         f',"topic":{quote(changes.schema.topic)},"xid":',
@@ -63,11 +117,11 @@ def cdc_change(rows: JsonRows, changes: TableChanges) -> tuple[pa.StringArray, l
         '","key":',
         or_null(keys),
         ',"old_key":',
-        or_null(_key(changes, changes.old_key)),
+        or_null(_key(changes, changes.old_key, values)),
         ',"before":',
-        *_image(changes.columns, changes.before),
+        *_image(changes.columns, changes.before, values),
         ',"after":',
-        *_image(changes.columns, changes.after),
+        *_image(changes.columns, changes.after, values),
         ',"unchanged":[',
         *_unsent_names(changes),
         "]}",
@@ -100,8 +154,8 @@ def _beginning(rows: JsonRows) -> list[pa.Array | str]:
     return ['{"position":"', rows.positions(), '","ordinal":', rows.ordinals(), ',"op":"', rows.array("op"), '"']
 
 
-def _values(column: Column, texts: pa.StringArray) -> pa.StringArray:
-    """Return texts as JSON values; null stays null."""
+def exact_values(column: Column, texts: pa.StringArray) -> pa.StringArray:
+    """Return texts as numbers and booleans where each JSON parser reads these exactly, and as strings otherwise."""
     oid = column.value_type[0]
     if oid == _BOOLEAN:
         values = json_values.booleans(texts)
@@ -113,29 +167,33 @@ def _values(column: Column, texts: pa.StringArray) -> pa.StringArray:
     return pc.coalesce(values, quoted(texts)) if values.null_count > texts.null_count else values
 
 
-def _key(changes: TableChanges, parts: Sequence[pa.StringArray]) -> pa.StringArray:
+def _strings(column: Column, texts: pa.StringArray) -> pa.StringArray:
+    del column
+    return quoted(texts)
+
+
+def _key(changes: TableChanges, parts: Sequence[pa.StringArray], values: JsonValues) -> pa.StringArray:
     valid = [part.is_valid().to_numpy(zero_copy_only=False) for part in parts]
     exists = np.logical_or.reduce(valid) if valid else np.array(False)
     if not exists.any():
         return pa.nulls(changes.count, pa.string())
-    values = [
-        (column.name, or_null(_values(column, texts))) for column, texts in zip(changes.schema.key, parts, strict=True)
-    ]
-    return pc.if_else(pa.array(exists), concatenated(members(values)), None)
+    named = zip(changes.schema.key, parts, strict=True)
+    content = members((column.name, or_null(values(column, texts))) for column, texts in named)
+    return pc.if_else(pa.array(exists), concatenated(content), None)
 
 
-def _image(columns: Sequence[Column], image: Image) -> list[pa.Array | str]:
+def _image(columns: Sequence[Column], image: Image, values: JsonValues) -> list[pa.Array | str]:
     if not image.exists.any():
         return ["null"]
-    known = [(column, image.columns[column.id]) for column in columns]
-    if any(values.unsent is not None for _, values in known):
-        found: list[pa.Array] = []
-        for column, values in known:
-            member = concatenated([f"{quote(column.name)}:", or_null(_values(column, values.texts))])
-            found.append(member if values.unsent is None else pc.if_else(pa.array(values.unsent), None, member))
-        pieces: list[pa.Array | str] = ["{", listed(found), "}"]
+    found = [(column, image.columns[column.id]) for column in columns]
+    if any(known.unsent is not None for _, known in found):
+        sent: list[pa.Array] = []
+        for column, known in found:
+            member = concatenated([f"{quote(column.name)}:", or_null(values(column, known.texts))])
+            sent.append(member if known.unsent is None else pc.if_else(pa.array(known.unsent), None, member))
+        pieces: list[pa.Array | str] = ["{", listed(sent), "}"]
     else:
-        pieces = members((column.name, or_null(_values(column, values.texts))) for column, values in known)
+        pieces = members((column.name, or_null(values(column, known.texts))) for column, known in found)
     return pieces if image.exists.all() else [pc.if_else(pa.array(image.exists), concatenated(pieces), "null")]
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.config.deliveries import DeliverySettings
-from cdc.delivery.formats.cdc_json import cdc_change, cdc_message
+from cdc.delivery.formats.cdc_json import cdc_change, cdc_message, exact_values
 from cdc.delivery.formats.contract import EncodedEvents, LogicalMessages
 from cdc.delivery.formats.event_rows import JsonRows, SourceNames, assemble, message_columns
 from cdc.delivery.formats.json_arrays import concatenated, quote, quoted
@@ -36,7 +36,7 @@ class CloudEventsFormat:
     def encode(self, changes: TableChanges) -> EncodedEvents:
         """Encode changes of one table."""
         rows = JsonRows(changes.rows)
-        keys, pieces = cdc_change(rows, changes)
+        keys, pieces = cdc_change(rows, changes, exact_values)
         value = self._enclosed(rows, [f',"subject":{quote(changes.schema.topic)}'], pieces)
         return _with_content_type(assemble((keys, value), rows.is_change(), {}))
 

@@ -66,6 +66,10 @@ class ConnectSchema:
         return f"{{{','.join(parts)}}}"
 
 
+SchemaPair = tuple[ConnectSchema, ConnectSchema]
+"""Schemas of key and value."""
+
+
 def scalar(kind: str) -> ConnectSchema:
     """Return the schema of a type without a name."""
     return ConnectSchema(type=kind)

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.config.deliveries import DebeziumSettings, DeliverySettings
-from cdc.delivery.formats.connect_schema import MESSAGE_KEY, envelope_schema, message_schema, scalar
+from cdc.delivery.formats.connect_schema import MESSAGE_KEY, SchemaPair, envelope_schema, message_schema, scalar
 from cdc.delivery.formats.contract import EncodedEvents, LogicalMessages
 from cdc.delivery.formats.debezium_rows import NO_SCHEMA, DebeziumTable, JsonPieces, schema_frame
 from cdc.delivery.formats.event_rows import (
@@ -113,6 +113,15 @@ class DebeziumFormat:
         )
         return assemble((keys, value), np.ones(rows.count, dtype=bool), {})
 
+    def schemas(self, schema: TableSchema, topic: str) -> SchemaPair:
+        """Return the schemas of keys and values of a table's events."""
+        table = self._table(schema, topic).rows
+        return table.key_schema, envelope_schema(topic, table.row_schema)
+
+    def message_schemas(self) -> SchemaPair:
+        """Return the schemas of keys and values of logical messages."""
+        return MESSAGE_KEY, message_schema(scalar("bytes" if self._settings.bytes == "bytes" else "string"))
+
     def _table(self, schema: TableSchema, topic: str) -> _Table:
         place = (schema.relation, topic)
         found = self._tables.get(place)
@@ -158,8 +167,8 @@ class DebeziumFormat:
     def _frames_of_messages(self) -> tuple[tuple[str, str], tuple[str, str]]:
         if not self._settings.schemas:
             return NO_SCHEMA, NO_SCHEMA
-        content = scalar("bytes" if self._settings.bytes == "bytes" else "string")
-        return schema_frame(MESSAGE_KEY), schema_frame(message_schema(content))
+        key, value = self.message_schemas()
+        return schema_frame(key), schema_frame(value)
 
 
 def has_old_key(rows: JsonRows) -> np.ndarray:

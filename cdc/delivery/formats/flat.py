@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.config.deliveries import DeliverySettings
-from cdc.delivery.formats.connect_schema import ConnectSchema, optional
+from cdc.delivery.formats.connect_schema import ConnectSchema, SchemaPair, optional
 from cdc.delivery.formats.contract import EncodedEvents, LogicalMessages
 from cdc.delivery.formats.debezium import Clock, DebeziumFormat, has_old_key, key_change_headers, operations
 from cdc.delivery.formats.debezium_rows import NO_SCHEMA, DebeziumTable, schema_frame
@@ -23,6 +23,7 @@ from cdc.delivery.formats.event_rows import JsonRows, Refusals, SourceNames, ass
 from cdc.delivery.formats.json_arrays import concatenated
 from cdc.delivery.formats.table_changes import TableChanges
 from cdc.log_row import Operation
+from cdc.table import TableSchema
 
 ADDED: Final = (
     ("__deleted", optional("string")),
@@ -44,7 +45,7 @@ class FlatFormat:
     def encode(self, changes: TableChanges) -> EncodedEvents:
         """Encode changes of one table; both rows of a key change must be in the same call."""
         rows = JsonRows(changes.rows)
-        table, (start, end) = self._table(changes)
+        table, (start, end) = self._table(changes.schema, changes.topic)
         refusals = Refusals(changes.schema.topic)
         refusals.add_changes(rows.is_operation(Operation.TRUNCATE), "the format 'flat' has no event for a truncate")
         has_new_key = has_old_key(rows)
@@ -75,11 +76,20 @@ class FlatFormat:
         """Encode logical messages."""
         return self._messages.encode_messages(messages)
 
-    def _table(self, changes: TableChanges) -> tuple[DebeziumTable, tuple[str, str]]:
-        place = (changes.schema.relation, changes.topic)
+    def schemas(self, schema: TableSchema, topic: str) -> SchemaPair:
+        """Return the schemas of keys and values of a table's events."""
+        table, _ = self._table(schema, topic)
+        return table.key_schema, flat_schema(table.row_schema)
+
+    def message_schemas(self) -> SchemaPair:
+        """Return the schemas of keys and values of logical messages."""
+        return self._messages.message_schemas()
+
+    def _table(self, schema: TableSchema, topic: str) -> tuple[DebeziumTable, tuple[str, str]]:
+        place = (schema.relation, topic)
         found = self._tables.get(place)
-        if found is None or found[0].schema != changes.schema:
-            table = DebeziumTable(changes.schema, changes.topic, self._settings)
+        if found is None or found[0].schema != schema:
+            table = DebeziumTable(schema, topic, self._settings)
             frame = schema_frame(flat_schema(table.row_schema)) if self._settings.schemas else NO_SCHEMA
             found = self._tables[place] = (table, frame)
         return found

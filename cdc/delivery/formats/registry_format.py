@@ -1,0 +1,131 @@
+"""Events whose content has a schema in a schema registry, in the wire format of Confluent.
+
+A message is a zero byte, the id of the schema in four bytes, and the content. The subject is `TOPIC-key` or
+`TOPIC-value`. A schema is registered when the first event with it is encoded, so a refusal of the registry stops the
+delivery before the event is sent.
+"""
+
+from __future__ import annotations
+
+import json
+import ssl
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final, Protocol
+
+import httpx
+import pyarrow as pa
+from confluent_kafka.schema_registry import Schema, SchemaRegistryClient, SchemaRegistryError
+
+from cdc.config.deliveries import SchemaRegistryAccess
+from cdc.delivery.formats.avro_codec import AvroCodec
+from cdc.delivery.formats.connect_schema import ConnectSchema, SchemaPair
+from cdc.delivery.formats.contract import EncodedEvents, Format, LogicalMessages
+from cdc.delivery.formats.table_changes import TableChanges
+from cdc.errors import CdcError, DestinationDenied, DestinationNotTrusted, DestinationUnavailable, EventSchemaRejected
+from cdc.table import TableSchema
+
+_MAGIC: Final = b"\0"
+_DENIED: Final = frozenset({401, 403})
+_REJECTED: Final = frozenset({409, 422})
+"""Incompatible with an earlier version; not valid."""
+
+
+class TypedFormat(Format, Protocol):
+    """A format whose events have schemas."""
+
+    def schemas(self, schema: TableSchema, topic: str) -> SchemaPair:
+        """Return the schemas of keys and values of a table's events."""
+
+    def message_schemas(self) -> SchemaPair:
+        """Return the schemas of keys and values of logical messages."""
+
+
+class RegistryFormat:
+    """Encoding in Avro of the events of another format."""
+
+    def __init__(self, inner: TypedFormat, access: SchemaRegistryAccess) -> None:
+        self._inner = inner
+        self._registry = SchemaRegistry(access)
+        self._writers: dict[tuple[str, ConnectSchema], Callable[[str], bytes]] = {}
+
+    def encode(self, changes: TableChanges) -> EncodedEvents:
+        """Encode changes of one table. Raises errors with Reaction.RETRY if the registry does not take a schema."""
+        return self._written(
+            self._inner.encode(changes), changes.topic, self._inner.schemas(changes.schema, changes.topic)
+        )
+
+    def encode_messages(self, messages: LogicalMessages) -> EncodedEvents:
+        """Encode logical messages; raises what `encode` raises."""
+        return self._written(self._inner.encode_messages(messages), messages.topic, self._inner.message_schemas())
+
+    def _written(self, events: EncodedEvents, topic: str, schemas: SchemaPair) -> EncodedEvents:
+        key, value = schemas
+        return replace(
+            events,
+            keys=self._content(events.keys, f"{topic}-key", key),
+            values=self._content(events.values, f"{topic}-value", value),
+        )
+
+    def _content(self, texts: pa.StringArray, subject: str, schema: ConnectSchema) -> pa.BinaryArray:
+        if texts.null_count == len(texts):
+            return pa.nulls(len(texts), pa.binary())
+        writer = self._writers.get((subject, schema))
+        if writer is None:
+            writer = self._writers[subject, schema] = self._writer(subject, schema)
+        return pa.array([None if text is None else writer(text) for text in texts.to_pylist()], pa.binary())
+
+    def _writer(self, subject: str, schema: ConnectSchema) -> Callable[[str], bytes]:
+        codec = AvroCodec(schema)
+        number = self._registry.register(subject, codec.schema_text, codec.kind)
+        start = _MAGIC + number.to_bytes(4, "big") + codec.prefix
+        return lambda text: start + codec.encode(json.loads(text))
+
+
+class SchemaRegistry:
+    """Client of a schema registry."""
+
+    def __init__(self, access: SchemaRegistryAccess) -> None:
+        self._access = access
+        self._client: SchemaRegistryClient | None = None
+
+    def register(self, subject: str, schema: str, kind: str) -> int:
+        """Return the id of a schema, and register it under the subject if it is new."""
+        try:
+            if self._client is None:
+                self._client = self._connected()
+            return int(self._client.register_schema(subject, Schema(schema, kind)))
+        except SchemaRegistryError as exc:
+            raise self._error(subject, exc) from exc
+        except (httpx.HTTPError, OSError) as exc:
+            kind_of_error = DestinationNotTrusted if _is_untrusted(exc) else DestinationUnavailable
+            raise kind_of_error(f"schema registry {self._access.url}: {exc or type(exc).__name__}") from exc
+
+    def _connected(self) -> SchemaRegistryClient:
+        settings: dict[str, Any] = {
+            "url": self._access.url,
+            "timeout": self._access.timeout,
+            "max.retries": 0,  # the delivery loop tries again
+        }
+        if self._access.user is not None and self._access.password is not None:
+            settings["basic.auth.user.info"] = f"{self._access.user}:{self._access.password.current()}"
+        if self._access.ca_file is not None:
+            settings["ssl.ca.location"] = str(self._access.ca_file)
+        return SchemaRegistryClient(settings)
+
+    def _error(self, subject: str, error: SchemaRegistryError) -> CdcError:
+        reason = f"schema registry {self._access.url}, subject {subject!r}: {error.error_message}"
+        if error.http_status_code in _REJECTED:
+            return EventSchemaRejected(reason)
+        if error.http_status_code in _DENIED:
+            self._client = None  # the password may change
+            return DestinationDenied(reason)
+        return DestinationUnavailable(reason)
+
+
+def _is_untrusted(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
