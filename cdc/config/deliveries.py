@@ -45,6 +45,8 @@ class EventEncoding(StrEnum):
     JSON = "json"
     #: Avro with a schema of a schema registry, in the wire format of Confluent.
     AVRO = "avro"
+    #: Protobuf with a schema of a schema registry, in the wire format of Confluent.
+    PROTOBUF = "protobuf"
 
 
 class SchemaRegistryAccess(Model):
@@ -220,7 +222,7 @@ class DeliverySettings(Model):
     """Format of the events: `debezium`, `cdc`, `flat` or `cloudevents`."""
     debezium: DebeziumSettings = DebeziumSettings()
     encoding: EventEncoding = EventEncoding.JSON
-    """How events are written: `json`, or `avro` with a schema registry."""
+    """How events are written: `json`, or `avro` or `protobuf` with a schema registry."""
     schema_registry: SchemaRegistryAccess | None = None
     """Registry for the schemas of events that are not JSON."""
     rules: tuple[DeliveryRule, ...] = ()

@@ -35,5 +35,5 @@ def new_format(settings: DeliverySettings, names: SourceNames) -> Format:
         raise ClientMissing(
             f"events in {settings.encoding.value} require the package extra 'registry': {exc.name} is missing"
         ) from exc
-    made: Format = registry_format(inner, settings.schema_registry)
+    made: Format = registry_format(inner, settings.encoding, settings.schema_registry)
     return made

@@ -12,7 +12,7 @@ import re
 from base64 import b64decode
 from collections.abc import Callable
 from io import BytesIO
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from fastavro import parse_schema, schemaless_writer
 
@@ -34,10 +34,8 @@ _BAD_CHARACTER: Final = re.compile(r"[^A-Za-z0-9_]")
 class AvroCodec:
     """Writes values of one schema in Avro."""
 
-    kind: Final = "AVRO"
-    """Type of the schema for the registry."""
-    prefix: Final = b""
-    """What follows the id of the schema in a message."""
+    kind: ClassVar[str] = "AVRO"
+    prefix: ClassVar[bytes] = b""
 
     def __init__(self, schema: ConnectSchema) -> None:
         definition = _Definitions().type_of(schema)

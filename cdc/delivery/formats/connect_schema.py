@@ -35,6 +35,8 @@ class ConnectSchema:
     """Schema of the elements of an array, or of the values of a map."""
     fields: tuple[tuple[str, ConnectSchema], ...] = ()
     """Fields of a struct: (name, schema) pairs."""
+    number: int | None = None
+    """Number of a field that has this schema, for Protobuf; None for the place of the field in its struct."""
 
     def as_optional(self) -> Self:
         """Return the same schema for a value that may be null."""

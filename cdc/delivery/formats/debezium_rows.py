@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -34,8 +35,8 @@ class DebeziumTable:
         encodings = {column.id: column_encoding(column, settings) for column in schema.sent}
         self._columns = [(column, encodings[column.id]) for column in schema.sent]
         self._key = [(column, column_encoding(column, settings)) for column in schema.key]
-        self.key_schema: ConnectSchema = key_schema(topic, tuple((c.name, e.schema) for c, e in self._key))
-        self.row_schema: ConnectSchema = row_schema(topic, tuple((c.name, e.schema) for c, e in self._columns))
+        self.key_schema: ConnectSchema = key_schema(topic, _fields(self._key))
+        self.row_schema: ConnectSchema = row_schema(topic, _fields(self._columns))
         self._key_frame = schema_frame(self.key_schema) if settings.schemas else NO_SCHEMA
 
     def keys(self, changes: TableChanges, parts: tuple[pa.StringArray, ...], refusals: Refusals) -> pa.StringArray:
@@ -92,6 +93,11 @@ class DebeziumTable:
             absent = (encoding.schema.default or encoding.fallback) if column.not_null else "null"
             values.append((column.name, _values(column, encoding, known, absent, refusals)))
         return values
+
+
+def _fields(columns: list[tuple[Column, ColumnEncoding]]) -> tuple[tuple[str, ConnectSchema], ...]:
+    """Return the fields of a row; the number of a field is the id of its column, which outlives a rename."""
+    return tuple((column.name, replace(encoding.schema, number=column.id)) for column, encoding in columns)
 
 
 def schema_frame(schema: ConnectSchema) -> tuple[str, str]:

@@ -32,6 +32,8 @@ ADDED: Final = (
     ("__source_ts_ms", optional("int64")),
 )
 """Fields that are added to each row: (name, schema) pairs."""
+_FIRST_NUMBER: Final = 10_001
+"""Number of the first added field in Protobuf; columns have lower ones."""
 
 
 class FlatFormat:
@@ -97,4 +99,5 @@ class FlatFormat:
 
 def flat_schema(row: ConnectSchema) -> ConnectSchema:
     """Return the schema of a row with the added fields."""
-    return replace(row, fields=(*row.fields, *ADDED))
+    added = ((name, replace(one, number=_FIRST_NUMBER + place)) for place, (name, one) in enumerate(ADDED))
+    return replace(row, fields=(*row.fields, *added))

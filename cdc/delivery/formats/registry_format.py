@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import json
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 import httpx
 import pyarrow as pa
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient, SchemaRegistryError
 
-from cdc.config.deliveries import SchemaRegistryAccess
+from cdc.config.deliveries import EventEncoding, SchemaRegistryAccess
 from cdc.delivery.formats.avro_codec import AvroCodec
 from cdc.delivery.formats.connect_schema import ConnectSchema, SchemaPair
 from cdc.delivery.formats.contract import EncodedEvents, Format, LogicalMessages
+from cdc.delivery.formats.protobuf_codec import ProtobufCodec
 from cdc.delivery.formats.table_changes import TableChanges
 from cdc.errors import CdcError, DestinationDenied, DestinationNotTrusted, DestinationUnavailable, EventSchemaRejected
 from cdc.table import TableSchema
@@ -41,11 +42,32 @@ class TypedFormat(Format, Protocol):
         """Return the schemas of keys and values of logical messages."""
 
 
-class RegistryFormat:
-    """Encoding in Avro of the events of another format."""
+class Codec(Protocol):
+    """Writes values of one schema in an encoding that has schemas."""
 
-    def __init__(self, inner: TypedFormat, access: SchemaRegistryAccess) -> None:
+    kind: ClassVar[str]
+    """Type of the schema for the registry."""
+    prefix: ClassVar[bytes]
+    """What a message has between the id of the schema and the content."""
+    schema_text: str
+    """The schema, for the registry."""
+
+    def encode(self, value: Any) -> bytes:
+        """Return the content of a message; value: parsed from JSON."""
+
+
+CODECS: Final[Mapping[EventEncoding, Callable[[ConnectSchema], Codec]]] = {
+    EventEncoding.AVRO: AvroCodec,
+    EventEncoding.PROTOBUF: ProtobufCodec,
+}
+
+
+class RegistryFormat:
+    """Encoding of the events of another format in Avro or Protobuf."""
+
+    def __init__(self, inner: TypedFormat, encoding: EventEncoding, access: SchemaRegistryAccess) -> None:
         self._inner = inner
+        self._codec = CODECS[encoding]
         self._registry = SchemaRegistry(access)
         self._writers: dict[tuple[str, ConnectSchema], Callable[[str], bytes]] = {}
 
@@ -76,7 +98,7 @@ class RegistryFormat:
         return pa.array([None if text is None else writer(text) for text in texts.to_pylist()], pa.binary())
 
     def _writer(self, subject: str, schema: ConnectSchema) -> Callable[[str], bytes]:
-        codec = AvroCodec(schema)
+        codec = self._codec(schema)
         number = self._registry.register(subject, codec.schema_text, codec.kind)
         start = _MAGIC + number.to_bytes(4, "big") + codec.prefix
         return lambda text: start + codec.encode(json.loads(text))

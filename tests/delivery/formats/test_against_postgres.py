@@ -19,6 +19,7 @@ from fastavro import parse_schema, schemaless_reader
 
 from cdc.delivery.formats.avro_codec import AvroCodec
 from cdc.delivery.formats.debezium import DebeziumFormat
+from cdc.delivery.formats.protobuf_codec import ProtobufCodec
 from cdc.delivery.formats.table_changes import TableChanges, table_changes
 from cdc.log.reader import LogReader
 from cdc.position import Position
@@ -26,6 +27,7 @@ from cdc.postgres.connection import connect
 from cdc.postgres.embedded_server import EmbeddedPostgres
 from tests.delivery.formats.changes import format_named
 from tests.delivery.formats.connect_reader import connect_value
+from tests.delivery.formats.test_protobuf_codec import read_protobuf
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import fresh_database, rows_of
 from tests.postgres.samples import EXTENSIONS
@@ -154,6 +156,22 @@ def test_every_value_is_the_same_in_avro(sampled: Sampled, options: dict[str, An
         for text in encoder.encode(changes).values.to_pylist():
             found = schemaless_reader(BytesIO(codec.encode(json.loads(text))), schema, None)["after"]["v"]
             assert _agrees(found, json.loads(text)["after"]["v"])
+
+
+@pytest.mark.parametrize("prefix", ["v", "a"])
+@pytest.mark.parametrize("options", list(OPTIONS.values()), ids=list(OPTIONS))
+def test_every_value_can_be_written_in_protobuf(sampled: Sampled, options: dict[str, Any], prefix: str) -> None:
+    encoder = format_named("debezium", **options)
+    assert isinstance(encoder, DebeziumFormat)
+    for changes in sampled.changes(prefix):
+        codec = ProtobufCodec(encoder.schemas(changes.schema, changes.topic)[1])
+        for text in encoder.encode(changes).values.to_pylist():
+            found = read_protobuf(codec, codec.encode(json.loads(text)))
+            value = json.loads(text)["after"]["v"]
+            assert found.after.id == json.loads(text)["after"]["id"]
+            if isinstance(value, bool | str | int) and not isinstance(found.after.v, float):
+                shown = b64encode(found.after.v).decode() if isinstance(found.after.v, bytes) else found.after.v
+                assert shown == value
 
 
 def _agrees(found: Any, text: Any) -> bool:

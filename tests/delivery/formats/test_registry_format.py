@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 from fastavro import parse_schema, schemaless_reader
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message_factory import GetMessageClass
 from pydantic import ValidationError
 
 from cdc.config.deliveries import DebeziumSettings, DeliverySettings, EventEncoding, EventFormat, SchemaRegistryAccess
@@ -17,6 +19,7 @@ from cdc.delivery.formats import new_format
 from cdc.delivery.formats.contract import Format, LogicalMessages
 from cdc.errors import DestinationDenied, DestinationUnavailable, EventSchemaRejected, Reaction
 from tests.delivery.formats.changes import ID, NAMES, TOPIC, changes_of, column, log_row, log_rows, schema_with
+from tests.delivery.formats.proto_text import parsed_proto
 from tests.fixtures.schema_registry import RegistryState, running_registry
 
 SCHEMA = schema_with(ID, column("price", 1700, "numeric", typmod=(5 << 16 | 2) + 4), column("note", not_null=True))
@@ -30,11 +33,11 @@ def registry() -> Iterator[tuple[str, RegistryState]]:
         yield found
 
 
-def _format(url: str, name: str = "debezium", **access: Any) -> Format:
+def _format(url: str, name: str = "debezium", encoding: EventEncoding = EventEncoding.AVRO, **access: Any) -> Format:
     settings = DeliverySettings(
         name="out",
         format=EventFormat(name),
-        encoding=EventEncoding.AVRO,
+        encoding=encoding,
         schema_registry=SchemaRegistryAccess.model_validate({"url": url, "timeout": "5s", **access}),
         debezium=DebeziumSettings(schemas=True),
     )
@@ -93,6 +96,28 @@ def test_messages_are_avro(registry: tuple[str, RegistryState], name: str) -> No
     value = _read(state, events.values[0].as_py())
     assert (value.get("message") or value)["content"] == b"\xff"
     assert _read(state, events.keys[0].as_py()) == {"prefix": "p"}
+
+
+@pytest.mark.parametrize("name", ["debezium", "flat", "cdc"])
+def test_events_are_protobuf_with_the_path_of_their_message(registry: tuple[str, RegistryState], name: str) -> None:
+    url, state = registry
+    encoder = _format(url, name, EventEncoding.PROTOBUF)
+    events = encoder.encode(changes_of(SCHEMA, log_row("c", key=["1"], after=ROW)))
+    content = events.values[0].as_py()
+    assert (content[:1], content[5:6]) == (b"\0", b"\0")
+    schema = state.schemas[int.from_bytes(content[1:5], "big") - 1]
+    assert schema["schemaType"] == "PROTOBUF"
+    file = parsed_proto(schema["schema"])
+    pool = DescriptorPool()
+    pool.Add(file)
+    message = GetMessageClass(pool.FindMessageTypeByName(f"{file.package}.{file.message_type[0].name}"))
+    found = message.FromString(content[6:])
+    if name == "cdc":
+        assert [(one.key, one.value) for one in found.after.items] == [("id", "1"), ("price", "1.10"), ("note", "x")]
+    else:
+        assert (found if name == "flat" else found.after).price == b"\x6e"
+    rows = log_rows([log_row("m", relation=None, topic=None, payload=b"x", key=["p", "t", "0/A"])])
+    assert encoder.encode_messages(LogicalMessages("shop.m", rows)).values[0].as_py()[5:6] == b"\0"
 
 
 def test_an_incompatible_schema_stops_the_delivery_until_it_is_accepted(registry: tuple[str, RegistryState]) -> None:
