@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import closing
+from pathlib import Path
+from socket import create_server
 from time import monotonic
 from typing import Any
 
@@ -30,7 +33,7 @@ from cdc.errors import (
     EventTooLarge,
     TopicMissing,
 )
-from tests.delivery.destinations.receivers.kafka import committed, delivery, identity, messages
+from tests.delivery.destinations.receivers.kafka import admin_client, committed, delivery, identity, messages
 from tests.delivery.destinations.sending import event, numbered
 from tests.fixtures.kafka import USER, KafkaServer, SharedKafka
 from tests.fixtures.waiting import until
@@ -63,7 +66,7 @@ def failure(destination: KafkaDestination) -> CdcError:
 
 @pytest.fixture(name="admin")
 def _admin(kafka: SharedKafka) -> AdminClient:
-    return AdminClient({"bootstrap.servers": kafka.address.plain})
+    return admin_client(kafka.address.plain)
 
 
 def create(admin: AdminClient, topic: str, **config: str) -> None:
@@ -180,20 +183,32 @@ def attempts(destination: KafkaDestination, sent: list[Event], refused: dict[str
 
 def test_requests_get_smaller_until_a_topic_takes_them(kafka: SharedKafka, admin: AdminClient) -> None:
     topic = f"{kafka.prefix}orders"
-    create(admin, topic, max_message_bytes="100000")
+    create(admin, topic, max_message_bytes="400000")
     destination, refused = destination_at(kafka, compression="none"), dict[str, CdcError]()
-    sent = [event(number, topic, b"key", bytes(range(256)) * 80) for number in range(200)]
-    sent[10] = event(10, topic, b"other", b"x" * 150_000)
-    made = [attempts(destination, sent[first : first + 20], refused) for first in range(0, 200, 20)]
+    sent = [event(number, topic, b"key", bytes(range(256)) * 250) for number in range(40)]
+    sent[5] = event(5, topic, b"other", b"x" * 500_000)
+    made = [attempts(destination, sent[first : first + 10], refused) for first in range(0, 40, 10)]
     destination.close()
 
     assert made[0] == 3
     assert made[-1] == 1
-    assert {name: type(error) for name, error in refused.items()} == {sent[10].id: EventTooLarge}
-    del sent[10]
+    assert {name: type(error) for name, error in refused.items()} == {sent[5].id: EventTooLarge}
+    del sent[5]
     assert [one.id for one in committed(kafka.address.plain, topic)] == [one.id for one in sent]
 
 
+def test_a_server_that_accepts_connections_and_does_not_answer_is_reported_in_time(kafka: SharedKafka) -> None:
+    with create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        began = monotonic()
+        error = failure(KafkaDestination(delivery(address, timeout="1s"), identity(kafka.prefix)))
+
+    assert isinstance(error, DestinationUnavailable)
+    assert address in error.message
+    assert monotonic() - began < 10
+
+
+@pytest.mark.slow
 def test_a_broker_that_does_not_answer_is_reported_in_time(own_kafka: KafkaServer) -> None:
     destination = KafkaDestination(delivery(own_kafka.address.plain, timeout="2s"), identity("own"))
     destination.open()
@@ -267,6 +282,23 @@ def test_a_key_has_the_partition_that_a_java_client_chooses(kafka: SharedKafka) 
 
     found = {one.key(): one.partition() for one in messages(kafka.address.plain, topic)}
     assert found == {key: (number & 0x7FFFFFFF) % 7 for key, number in MURMUR2.items()}
+
+
+def test_a_large_transaction_needs_little_memory(kafka: SharedKafka) -> None:
+    destination, value = opened(kafka), bytes(range(256)) * 16
+    batch = [event(number, f"{kafka.prefix}orders", b"key", value) for number in range(500)]
+    before = resident()
+    for _ in range(100):
+        destination.send(batch)
+    grown = resident() - before
+    destination.close()
+
+    assert grown < 120 << 20  # of 200 MiB that were sent
+
+
+def resident() -> int:
+    """Bytes of memory of this process."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def secure(kafka: SharedKafka, variable: str = "PASSWORD", **settings: Any) -> KafkaDestination:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import NewTopic
 
 from cdc.delivery.destinations.kafka_client import ClientErrors
 from cdc.delivery.destinations.kafka_progress import StoredProgress
 from cdc.errors import DestinationUnavailable
-from tests.delivery.destinations.receivers.kafka import end_offset, messages
+from tests.delivery.destinations.receivers.kafka import admin_client, end_offset, messages
 from tests.fixtures.kafka import SharedKafka
 from tests.fixtures.waiting import until
 
@@ -21,12 +21,12 @@ class ProgressTopic:
 
     def __init__(self, kafka: SharedKafka, **config: str) -> None:
         self.server, self.topic = kafka.address.plain, f"{kafka.prefix}progress"
-        self.admin = AdminClient({"bootstrap.servers": self.server})
+        self.admin = admin_client(self.server)
         settings = {name.replace("_", "."): value for name, value in config.items()}
         self.admin.create_topics([NewTopic(self.topic, 1, config=settings)], operation_timeout=30)[self.topic].result()
 
     def writer(self, name: str = "one") -> Producer:
-        made = Producer({"bootstrap.servers": self.server, "transactional.id": f"{self.topic}.{name}"})
+        made = Producer({"bootstrap.servers": self.server, "transactional.id": f"{self.topic}.{name}", "log_level": 0})
         made.init_transactions(30)
         return made
 

@@ -104,6 +104,10 @@ class Sender:
         assert self.process.wait(30) in {KILLED, 0}
         self.process = self._start()
 
+    def state(self) -> str:
+        """For the message of a failure."""
+        return f"exit status {self.process.poll()}: {self._log.read_text(errors='replace')[-3000:]}"
+
     def wait(self) -> None:
         """Until everything is delivered."""
         assert self.process.wait(240) == 0, self._log.read_text(errors="replace")[-3000:]
@@ -157,15 +161,19 @@ class Torture:
         happening = Faults(sender, random, self.own)
         with watchers.watching():
             for number, fault in enumerate(faults):
-                self._wait(watchers, number * between + random.randrange(1, between))
+                self._wait(sender, watchers, number * between + random.randrange(1, between))
                 getattr(happening, fault)()
                 watchers.rebalance()
             sender.wait()
-            self._wait(watchers, assignment.events)
+            self._wait(sender, watchers, assignment.events)
         self._check(watchers, assignment)
 
-    def _wait(self, watchers: Watchers, number: int) -> None:
-        until(lambda: len(watchers.seen) >= number, lambda: f"{number} messages, but {len(watchers.seen)}", every=0.01)
+    def _wait(self, sender: Sender, watchers: Watchers, number: int) -> None:
+        def state() -> str:
+            seen, there = len(watchers.seen), len(committed(self.server, self.prefix))
+            return f"{number} messages, but {seen} of {there}; sender: {sender.state()}"
+
+        until(lambda: len(watchers.seen) >= number, state, every=0.01)
 
     def _check(self, watchers: Watchers, assignment: Assignment) -> None:
         expected = defaultdict(list)

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from cdc.config.destinations import KafkaDelivery
 from cdc.delivery.destinations import new_destination
@@ -16,7 +17,7 @@ from cdc.delivery.destinations.contract import ID_HEADER, DeliveryIdentity
 from tests.delivery.destinations.receivers import Received, Receiver
 from tests.fixtures.kafka import PASSWORD, KafkaServer
 
-CRASH_POINTS: Final = ("kafka_initialized:1", "kafka_progress_sent", "kafka_flushed", "kafka_committed")
+CRASH_POINTS: Final = ("kafka_initialized:1", "kafka_flushed", "kafka_committed")
 LARGEST: Final = 2 << 20
 
 
@@ -37,6 +38,11 @@ def delivery(server: str, **settings: Any) -> KafkaDelivery:
 def identity(prefix: str) -> DeliveryIdentity:
     """Of a delivery in a pipeline of its own."""
     return DeliveryIdentity(prefix.strip("."), "to_kafka", "0123456789abcdef")
+
+
+def admin_client(server: str) -> AdminClient:
+    """A client that prints nothing when its broker ends."""
+    return AdminClient({"bootstrap.servers": server, "log_level": 0})
 
 
 def committed(server: str, prefix: str) -> list[Received]:
@@ -117,5 +123,5 @@ def receiver(request: pytest.FixtureRequest) -> Iterator[Receiver]:
 @contextmanager
 def killable(request: pytest.FixtureRequest) -> Iterator[Receiver]:
     server: KafkaServer = request.getfixturevalue("own_kafka")
-    made = receiver_at(server.address.plain, "own.", timeout="3s")
+    made = receiver_at(server.address.plain, "own.", timeout="2s")
     yield Receiver(made.make, made.received, made.topics, server=server)
