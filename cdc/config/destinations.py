@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal, Self
+from typing import Annotated, Final, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from cdc.config.deliveries import DeliverySettings
 from cdc.config.field_types import Location, Switch, Whole, invalid
 from cdc.config.kafka import KafkaClientSetting, KafkaLogin, KafkaServerAddress, KafkaTopics, is_local
+from cdc.config.secret import ReferencedSecret
 from cdc.config.units import Bytes, Seconds
+
+_PLACE: Final = r"://(\[[0-9a-fA-F:.]+\]|[^\s/@?#:\[\]]+)(:\d{1,5})?"
+"""Pattern of host and port in a URL; a login is not part of the URL."""
+
+
+def _with_port(url: str) -> str:
+    try:
+        urlsplit(url).port  # noqa: B018 - the library checks the port when it is read
+    except ValueError:
+        raise invalid("the port of the URL is larger than 65535") from None
+    return url
+
+
+BrokerUrl = Annotated[str, AfterValidator(_with_port)]
 
 
 class FileDelivery(DeliverySettings):
@@ -113,8 +129,51 @@ class KafkaDelivery(DeliverySettings):
         return all(is_local(server) for server in self.servers)
 
 
+class BrokerDelivery(DeliverySettings):
+    """Settings of a delivery to a broker: login, certificates and patience."""
+
+    user: Annotated[str, Field(min_length=1)] | None = None
+    """Name of the user."""
+    password: ReferencedSecret | None = None
+    """Password of the user, as a reference such as `${VAR}`."""
+    ca_file: Location | None = None
+    """PEM file with the certificate authority of the broker; default: the authorities of the system."""
+    cert_file: Location | None = None
+    """PEM file with the certificate by which cdc identifies itself, if the broker requires one."""
+    key_file: Location | None = None
+    """PEM file with the private key of `cert_file`."""
+    timeout: Annotated[Seconds, Field(gt=0)] = 30.0
+    """Time after which a broker that does not answer counts as unavailable; default 30 seconds."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if (self.cert_file is None) != (self.key_file is None):
+            raise invalid("'cert_file' and 'key_file' require each other")
+        if self.password is None and self.user is not None:
+            raise invalid("'user' requires 'password'")
+        return self
+
+
+class AmqpDelivery(BrokerDelivery):
+    """A delivery to RabbitMQ, or another broker of AMQP 0.9.1; requires the package extra `amqp`."""
+
+    type: Literal["amqp"]
+    url: Annotated[BrokerUrl, Field(pattern=rf"^amqps?{_PLACE}(/[^\s]*)?$")]
+    """URL of the broker, for example `amqps://rabbit.example.com/shop`; the path is the virtual host, default `/`."""
+    exchange: Annotated[str, Field(max_length=255)] = ""
+    """Exchange; the topic is the routing key. Default the exchange that leads to the queue with the topic's name."""
+    create: Switch = False
+    """Whether to declare what is missing: the exchange, as a durable one of type topic; with the default exchange a
+    durable queue for each topic."""
+    in_flight: Annotated[Whole, Field(ge=1, le=100_000)] = 2_000
+    """Maximum number of unconfirmed events. With 1 the order of a key holds also where queues reject events."""
+    max_size: Bytes = 128 * 2**20
+    """Bytes of the largest value that the broker takes (`max_message_size`)."""
+
+
 Delivery = Annotated[
-    FileDelivery
+    AmqpDelivery
+    | FileDelivery
     | KafkaDelivery
     | SocketDelivery
     | StdoutDelivery,

@@ -10,6 +10,7 @@ from cdc.delivery.destinations.contract import DeliveryIdentity, Destination, Pr
 from cdc.errors import ClientMissing
 
 CLASSES: Final[Mapping[str, str]] = {
+    "amqp": "amqp:AmqpDestination",
     "file": "file:FileDestination",
     "kafka": "kafka:KafkaDestination",
     "stdout": "lines:StdoutDestination",
@@ -18,6 +19,7 @@ CLASSES: Final[Mapping[str, str]] = {
 """Type of a delivery → module and class of its destination. Modules are imported when they are needed, because each
 imports its client library."""
 PROMISES: Final[Mapping[str, Promise]] = {
+    "amqp": Promise.AT_LEAST_ONCE,
     "file": Promise.EXACTLY_ONCE,
     "kafka": Promise.EXACTLY_ONCE,
     "stdout": Promise.AT_LEAST_ONCE,
@@ -25,6 +27,10 @@ PROMISES: Final[Mapping[str, Promise]] = {
 }
 """Type of a delivery → the promise of its class, which can be shown without the client library."""
 EXTRAS: Final[Mapping[str, str]] = {"kafka": "kafka"}
+EXTRAS: Final[Mapping[str, str]] = {
+    "amqp": "amqp",
+    "kafka": "kafka",
+}
 """Type of a delivery → package extra with its client library; a type that needs no other package is missing."""
 
 
