@@ -171,10 +171,39 @@ class AmqpDelivery(BrokerDelivery):
     """Bytes of the largest value that the broker takes (`max_message_size`)."""
 
 
+class NatsDelivery(BrokerDelivery):
+    """A delivery to NATS JetStream; requires the package extra `nats`."""
+
+    type: Literal["nats"]
+    url: Annotated[BrokerUrl, Field(pattern=rf"^(nats|tls){_PLACE}$")]
+    """URL of the server, for example `tls://nats.example.com:4222`."""
+    token: ReferencedSecret | None = None
+    """Token instead of user and password, as a reference such as `${VAR}`."""
+    stream: Annotated[str, Field(pattern=r"^[^\s.*>/\\]{1,255}$")] | None = None
+    """Stream that has to take the events; default any stream that has the subject."""
+    create: Switch = False
+    """Whether to create the stream if it is missing, with `subjects`; requires `stream`."""
+    subjects: tuple[Annotated[str, Field(pattern=r"^\S+$")], ...] = ()
+    """Subjects of the created stream, for example `shop.>`."""
+    deduplicate: Annotated[Seconds, Field(gt=0)] = 120.0
+    """Time for which the created stream recognizes an event that is sent again; default 2 minutes."""
+    in_flight: Annotated[Whole, Field(ge=1, le=100_000)] = 2_000
+    """Maximum number of unacknowledged events; of each key it is one."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.token is not None and self.user is not None:
+            raise invalid("'token' and 'user' exclude each other")
+        if self.create and (self.stream is None or not self.subjects):
+            raise invalid("'create' requires 'stream' and 'subjects'")
+        return self
+
+
 Delivery = Annotated[
     AmqpDelivery
     | FileDelivery
     | KafkaDelivery
+    | NatsDelivery
     | SocketDelivery
     | StdoutDelivery,
     Field(discriminator="type"),

@@ -13,6 +13,7 @@ CLASSES: Final[Mapping[str, str]] = {
     "amqp": "amqp:AmqpDestination",
     "file": "file:FileDestination",
     "kafka": "kafka:KafkaDestination",
+    "nats": "nats:NatsDestination",
     "stdout": "lines:StdoutDestination",
     "tcp": "lines:SocketDestination",
 }
@@ -22,6 +23,7 @@ PROMISES: Final[Mapping[str, Promise]] = {
     "amqp": Promise.AT_LEAST_ONCE,
     "file": Promise.EXACTLY_ONCE,
     "kafka": Promise.EXACTLY_ONCE,
+    "nats": Promise.AT_LEAST_ONCE,
     "stdout": Promise.AT_LEAST_ONCE,
     "tcp": Promise.AT_LEAST_ONCE,
 }
@@ -30,6 +32,7 @@ EXTRAS: Final[Mapping[str, str]] = {"kafka": "kafka"}
 EXTRAS: Final[Mapping[str, str]] = {
     "amqp": "amqp",
     "kafka": "kafka",
+    "nats": "nats",
 }
 """Type of a delivery → package extra with its client library; a type that needs no other package is missing."""
 
