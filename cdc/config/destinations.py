@@ -199,11 +199,24 @@ class NatsDelivery(BrokerDelivery):
         return self
 
 
+class RedisDelivery(BrokerDelivery):
+    """A delivery to Redis Streams; requires the package extra `redis`."""
+
+    type: Literal["redis"]
+    url: Annotated[BrokerUrl, Field(pattern=rf"^rediss?{_PLACE}(/\d+)?$")]
+    """URL of the server, for example `rediss://redis.example.com:6379/0`; the path is the number of the database."""
+    max_length: Annotated[Whole, Field(ge=1)] | None = None
+    """Number of entries above which the oldest of a stream are removed, approximately; default: none is removed."""
+    max_batch: Bytes = 900 * 2**20
+    """Bytes of the largest batch; Redis keeps it in memory until it is complete (`client-query-buffer-limit`)."""
+
+
 Delivery = Annotated[
     AmqpDelivery
     | FileDelivery
     | KafkaDelivery
     | NatsDelivery
+    | RedisDelivery
     | SocketDelivery
     | StdoutDelivery,
     Field(discriminator="type"),

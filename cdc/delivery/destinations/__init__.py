@@ -14,6 +14,7 @@ CLASSES: Final[Mapping[str, str]] = {
     "file": "file:FileDestination",
     "kafka": "kafka:KafkaDestination",
     "nats": "nats:NatsDestination",
+    "redis": "redis:RedisDestination",
     "stdout": "lines:StdoutDestination",
     "tcp": "lines:SocketDestination",
 }
@@ -24,6 +25,7 @@ PROMISES: Final[Mapping[str, Promise]] = {
     "file": Promise.EXACTLY_ONCE,
     "kafka": Promise.EXACTLY_ONCE,
     "nats": Promise.AT_LEAST_ONCE,
+    "redis": Promise.EXACTLY_ONCE,
     "stdout": Promise.AT_LEAST_ONCE,
     "tcp": Promise.AT_LEAST_ONCE,
 }
@@ -33,6 +35,7 @@ EXTRAS: Final[Mapping[str, str]] = {
     "amqp": "amqp",
     "kafka": "kafka",
     "nats": "nats",
+    "redis": "redis",
 }
 """Type of a delivery → package extra with its client library; a type that needs no other package is missing."""
 
