@@ -211,10 +211,23 @@ class RedisDelivery(BrokerDelivery):
     """Bytes of the largest batch; Redis keeps it in memory until it is complete (`client-query-buffer-limit`)."""
 
 
+class MqttDelivery(BrokerDelivery):
+    """A delivery to a broker of MQTT 5; requires the package extra `mqtt`."""
+
+    type: Literal["mqtt"]
+    url: Annotated[BrokerUrl, Field(pattern=rf"^mqtts?{_PLACE}$")]
+    """URL of the broker, for example `mqtts://mqtt.example.com:8883`."""
+    retain: Switch = False
+    """Whether the broker keeps the last event of each topic for later subscribers."""
+    in_flight: Annotated[Whole, Field(ge=1, le=65_535)] = 1_000
+    """Maximum number of unacknowledged events, if the broker does not ask for fewer; of each key it is one."""
+
+
 Delivery = Annotated[
     AmqpDelivery
     | FileDelivery
     | KafkaDelivery
+    | MqttDelivery
     | NatsDelivery
     | RedisDelivery
     | SocketDelivery

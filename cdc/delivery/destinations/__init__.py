@@ -13,6 +13,7 @@ CLASSES: Final[Mapping[str, str]] = {
     "amqp": "amqp:AmqpDestination",
     "file": "file:FileDestination",
     "kafka": "kafka:KafkaDestination",
+    "mqtt": "mqtt:MqttDestination",
     "nats": "nats:NatsDestination",
     "redis": "redis:RedisDestination",
     "stdout": "lines:StdoutDestination",
@@ -24,6 +25,7 @@ PROMISES: Final[Mapping[str, Promise]] = {
     "amqp": Promise.AT_LEAST_ONCE,
     "file": Promise.EXACTLY_ONCE,
     "kafka": Promise.EXACTLY_ONCE,
+    "mqtt": Promise.AT_LEAST_ONCE,
     "nats": Promise.AT_LEAST_ONCE,
     "redis": Promise.EXACTLY_ONCE,
     "stdout": Promise.AT_LEAST_ONCE,
@@ -34,6 +36,7 @@ EXTRAS: Final[Mapping[str, str]] = {"kafka": "kafka"}
 EXTRAS: Final[Mapping[str, str]] = {
     "amqp": "amqp",
     "kafka": "kafka",
+    "mqtt": "mqtt",
     "nats": "nats",
     "redis": "redis",
 }
