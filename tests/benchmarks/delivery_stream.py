@@ -60,8 +60,8 @@ def sent_log(folder: Path, address: str, changes: int) -> dict[str, float]:
     Changes.random(random, changes // 10, changes - changes // 10).log(folder)
     definition = folder / "definition.yaml"
     definition.write_text(
-        f"name: bench_{folder.name}\nsource: {{dsn: 'postgresql://nobody@localhost/none'}}\ntables: [{{match: 'shop.*'}}]\n"
-        f"log: {{path: {folder}/log}}\n{_deliveries(address)}\n"
+        f"name: bench_{folder.name}\nsource: {{dsn: 'postgresql://nobody@localhost/none'}}\n"
+        f"tables: [{{match: 'shop.*'}}]\nlog: {{path: {folder}/log}}\n{_deliveries(address)}\n"
     )
     done = subprocess.run(
         [sys.executable, "-m", "tests.benchmarks.delivery_stream", str(definition)],

@@ -32,7 +32,6 @@ PROMISES: Final[Mapping[str, Promise]] = {
     "tcp": Promise.AT_LEAST_ONCE,
 }
 """Type of a delivery → the promise of its class, which can be shown without the client library."""
-EXTRAS: Final[Mapping[str, str]] = {"kafka": "kafka"}
 EXTRAS: Final[Mapping[str, str]] = {
     "amqp": "amqp",
     "kafka": "kafka",
