@@ -28,13 +28,11 @@ def schema_version(relation: int, *columns: str, name: str = "") -> TableSchema:
     return replace(schema_of(relation, *columns), name=name or {ORDERS: "orders", ITEMS: "items"}[relation])
 
 
-def change(relation: int, position: int, ordinal: int, key: str, **fields: Any) -> Row:
+def change(relation: int, position: int, ordinal: int, number: str, **fields: Any) -> Row:
     """An insert of one key into one of the tables, with fields replaced."""
-    content = {"key": [key], "after": [(1, key), (2, f"{position}.{ordinal}")]}
-    return row(
-        position, ordinal, relation=relation, topic={ORDERS: "shop.orders", ITEMS: "shop.items"}[relation],
-        **(content | fields),
-    )  # fmt: skip
+    topic = {ORDERS: "shop.orders", ITEMS: "shop.items"}[relation]
+    content = {"topic": topic, "key": [number], "after": [(1, number), (2, f"{position}.{ordinal}")]}
+    return row(position, ordinal, relation=relation, **(content | fields))
 
 
 def begin_log(root: Path, limits: SegmentLimits = SEGMENT_PER_COMMIT) -> LogWriter:
