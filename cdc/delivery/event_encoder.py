@@ -22,7 +22,7 @@ from cdc.errors import CdcError, LogCorrupt
 from cdc.log.file_selection import EVERY_ROW, TableSelection
 from cdc.log_row import Operation
 from cdc.logical_message import message_prefixes
-from cdc.position import ChangePosition, Position, position_texts
+from cdc.position import ChangePosition, Position
 from cdc.table import TableSchema, exact_glob, matches
 
 _MESSAGE: Final = Operation.MESSAGE.value
@@ -232,23 +232,37 @@ def _assembled(rows: pa.Table, groups: Sequence[_Group], log_id: str) -> EventPa
 def _events(rows: pa.Table, group: _Group, log_id: str) -> Iterator[Event]:
     """Yield the events of a group, in its order."""
     encoded = group.encoded
-    own = rows.select(["position", "ordinal", "xid"]).take(pa.array(group.event_rows))
-    positions, ordinals = own["position"].to_pylist(), own["ordinal"].to_pylist()
-    texts = position_texts(positions)
-    ids = [f"{log_id}/{text}/{ordinal}" for text, ordinal in zip(texts, ordinals, strict=True)]
+    own = rows.select(["position", "ordinal", "xid"]).take(pa.array(group.event_rows)).to_pydict()
+    ids, headers = _identities(own["position"], own["ordinal"], own["xid"], log_id)
     if encoded.suffixes is not None:
         ids = [one + suffix for one, suffix in zip(ids, encoded.suffixes, strict=True)]
-    headers: list[Headers] = [
-        ((ID_HEADER, one.encode()), (POSITION_HEADER, text.encode()), (XID_HEADER, b"%d" % xid))
-        for one, text, xid in zip(ids, texts, own["xid"].to_pylist(), strict=True)
-    ]
+        headers = [((ID_HEADER, one.encode()), *given[1:]) for one, given in zip(ids, headers, strict=True)]
     if encoded.headers is not None:
         headers = [given + more for given, more in zip(headers, encoded.headers, strict=True)]
     if group.headers is not None:
         headers = [given + group.headers[change] for given, change in zip(headers, encoded.source, strict=True)]
     topics = repeat(group.topics) if isinstance(group.topics, str) else group.topics
     keys, values = (_as_bytes(column).to_pylist() for column in (encoded.keys, encoded.values))
-    return map(Event._make, zip(ids, positions, ordinals, topics, keys, values, headers, strict=False))
+    return map(Event._make, zip(ids, own["position"], own["ordinal"], topics, keys, values, headers, strict=False))
+
+
+def _identities(
+    positions: Sequence[int], ordinals: Sequence[int], xids: Sequence[int], log_id: str
+) -> tuple[list[str], list[Headers]]:
+    """Return the id and the first headers of each event. What the events of a transaction share is made once."""
+    ids: list[str] = []
+    headers: list[Headers] = []
+    last, beginning = -1, ""
+    shared: Headers = ()
+    for position, ordinal, xid in zip(positions, ordinals, xids, strict=True):
+        if position != last:
+            last, text = position, str(Position(position))
+            beginning = f"{log_id}/{text}/"
+            shared = ((POSITION_HEADER, text.encode()), (XID_HEADER, b"%d" % xid))
+        one = f"{beginning}{ordinal}"
+        ids.append(one)
+        headers.append(((ID_HEADER, one.encode()), *shared))
+    return ids, headers
 
 
 def _as_bytes(column: pa.Array) -> pa.Array:
