@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Final, Protocol
 
-import httpx
+import httpx2
 import pyarrow as pa
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient, SchemaRegistryError
 
@@ -119,7 +119,7 @@ class SchemaRegistry:
             return int(self._client.register_schema(subject, Schema(schema, kind)))
         except SchemaRegistryError as exc:
             raise self._error(subject, exc) from exc
-        except (httpx.HTTPError, OSError) as exc:
+        except (httpx2.HTTPError, OSError) as exc:
             kind_of_error = DestinationNotTrusted if _is_untrusted(exc) else DestinationUnavailable
             raise kind_of_error(f"schema registry {self._access.url}: {exc or type(exc).__name__}") from exc
 
