@@ -66,3 +66,9 @@ def test_a_time_that_does_not_fit_is_null() -> None:
     assert temporal_values.iso_times(pa.array(["24:00:00", "10:00:00.50"])).to_pylist() == [
         '"00:00:00Z"', '"10:00:00.5Z"',
     ]  # fmt: skip
+
+
+def test_milliseconds_before_1970_are_rounded_down() -> None:
+    texts = pa.array(["1969-12-31 23:59:59.999999", "1969-12-31 23:59:59.999", "1969-12-31 23:59:59", None])
+    assert temporal_values.epoch_millis(texts).to_pylist() == ["-1", "-1", "-1000", None]
+    assert temporal_values.epoch_millis(pa.array([texts[0].as_py(), "infinity"])).to_pylist()[0] == "-1"
