@@ -67,6 +67,11 @@ def field_names(schema: ConnectSchema) -> dict[str, str]:
     return names
 
 
+def record_name(schema: ConnectSchema) -> str:
+    """Return the full name of the record for a struct."""
+    return ".".join(avro_name(part) for part in (schema.name or "Record").split("."))
+
+
 class _Definitions:
     """Types of Avro; a record that was defined before is referred to by its name."""
 
@@ -96,14 +101,14 @@ class _Definitions:
         return {**found, "type": "array", "items": self._record(entry)}
 
     def _record(self, schema: ConnectSchema) -> Any:
-        parts = [avro_name(part) for part in (schema.name or "Record").split(".")]
-        full_name = ".".join(parts)
+        full_name = record_name(schema)
+        namespace, _, own_name = full_name.rpartition(".")
         if full_name in self._defined:
             return full_name
         self._defined.add(full_name)
         names = field_names(schema)
         fields = [self._field(names[name], field) for name, field in schema.fields]
-        record = {"type": "record", "name": parts[-1], "namespace": ".".join(parts[:-1]), "fields": fields}
+        record = {"type": "record", "name": own_name, "namespace": namespace, "fields": fields}
         return {key: value for key, value in {**record, **_properties(schema)}.items() if value != ""}
 
     def _field(self, name: str, schema: ConnectSchema) -> dict[str, Any]:
@@ -156,10 +161,19 @@ def _converter(schema: ConnectSchema) -> Convert | None:
         convert = _struct_converter(schema)
     elif schema.items is not None:
         convert = _container_converter(schema, schema.items)
-    if convert is None or not schema.optional:
+    if not schema.optional:
         return convert
+    if schema.type == "struct":
+        return _named(record_name(schema), convert or _unchanged)
+    if convert is None:
+        return None
     required = convert
     return lambda value: None if value is None else required(value)
+
+
+def _named(name: str, convert: Convert) -> Convert:
+    """Return the conversion of a record that may be null; with its name fastavro need not compare it with the type."""
+    return lambda value: None if value is None else (name, convert(value))
 
 
 def _struct_converter(schema: ConnectSchema) -> Convert | None:

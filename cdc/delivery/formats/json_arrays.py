@@ -13,12 +13,12 @@ import pyarrow.compute as pc
 MAX_STRING_BYTES: Final = (1 << 31) - 1
 """Number of bytes of all texts of a StringArray, at most."""
 NULL: Final = pa.scalar("null")
-_QUOTE: Final = pa.scalar('"')
 _EMPTY: Final = pa.scalar("")
 
+_FIRST_PRINTABLE: Final = 0x20
 _ESCAPED: Final = np.zeros(256, dtype=bool)
 """True for each byte of UTF-8 text that JSON escapes."""
-_ESCAPED[:0x20] = True
+_ESCAPED[:_FIRST_PRINTABLE] = True
 _ESCAPED[[0x22, 0x5C]] = True
 
 
@@ -30,14 +30,22 @@ def quote(text: str) -> str:
 
 def quoted(texts: pa.StringArray) -> pa.StringArray:
     """Return texts as JSON strings; null stays null."""
-    if needs_escape(texts):
+    if has_control_characters(texts):
         return pa.array([None if text is None else encode_basestring(text) for text in texts.to_pylist()], pa.string())
-    return pc.binary_join_element_wise(_QUOTE, texts, _QUOTE, _EMPTY)
+    if needs_escape(texts):
+        texts = pc.replace_substring(pc.replace_substring(texts, "\\", "\\\\"), '"', '\\"')
+    return concatenated(['"', texts, '"'])
 
 
 def needs_escape(texts: pa.StringArray) -> bool:
     """Return whether any of the texts contains a character that JSON escapes."""
     return bool(_ESCAPED[_content(texts)].any())
+
+
+def has_control_characters(texts: pa.StringArray) -> bool:
+    """Return whether any of the texts contains a character that JSON escapes by a letter or a number."""
+    content = _content(texts)
+    return bool(len(content) and content.min() < _FIRST_PRINTABLE)
 
 
 def contains_only(texts: pa.StringArray, characters: frozenset[int]) -> bool:
