@@ -266,7 +266,9 @@ def _identities(
 
 
 def _as_bytes(column: pa.Array) -> pa.Array:
-    return column if pa.types.is_binary(column.type) else column.cast(pa.binary())
+    if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
+        return column
+    return column.cast(pa.large_binary() if pa.types.is_large_string(column.type) else pa.binary())
 
 
 def _letter(rows: pa.Table, group: _Group, change: int, topic: str) -> ParkedKey:

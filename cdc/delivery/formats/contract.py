@@ -35,9 +35,10 @@ class EncodedEvents:
     suffixes: list[str] | None = None
     """Suffix of each event's id, TOMBSTONE or empty; None if all are empty. The events of one change differ in it."""
     keys: pa.Array
-    """Binary or string: content of the key; null for an event without key."""
+    """Content of the key; null for an event without key. The type is string or binary, or large if there is more than
+    2 GiB."""
     values: pa.Array
-    """Binary or string: content; null for a tombstone."""
+    """Content, of one of the same types; null for a tombstone."""
     headers: list[Headers] | None = None
     """Headers of each event; None if no event has headers of its own."""
     refused: dict[int, CdcError] = field(default_factory=dict)
@@ -45,10 +46,18 @@ class EncodedEvents:
 
 
 class Format(Protocol):
-    """Encoding of changes as events."""
+    """Encoding of changes as events.
+
+    Formats with a schema registry raise errors with Reaction.RETRY if the registry does not take a schema. Then no
+    event of the call was encoded, and the same call can be made again.
+    """
 
     def encode(self, changes: TableChanges) -> EncodedEvents:
-        """Encode changes of one table. Rows without events in this format (`s`, `g`) have none."""
+        """Encode changes of one table. Rows without events in this format (`s`, `g`) have none.
+
+        Both rows of a key change, the `d` row and the `u` row with `old_key`, must be in the same call: the events name
+        each other's keys.
+        """
 
     def encode_messages(self, messages: LogicalMessages) -> EncodedEvents:
-        """Encode logical messages."""
+        """Encode logical messages, which are rows with the operation `m`."""

@@ -193,13 +193,15 @@ def key_change_headers(
     is_delete = rows.is_operation(Operation.DELETE)
     headers: dict[int, EventHeaders] = {}
     for index in np.flatnonzero(has_new_key).tolist():
-        headers[index] = ((OLD_KEY, (old_keys[index].as_py() or "").encode()),)
+        old_key = old_keys[index].as_py() or ""
+        headers[index] = ((OLD_KEY, old_key.encode()),)
         deleted = index - 1
         if (
             index
             and is_delete[deleted]
             and positions[deleted] == positions[index]
             and ordinals[deleted] == ordinals[index] - 1
+            and keys[deleted].as_py() == old_key
         ):
             headers[deleted] = ((NEW_KEY, (keys[index].as_py() or "").encode()),)
     return headers

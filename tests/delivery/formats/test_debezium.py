@@ -94,6 +94,14 @@ def test_a_key_change_is_a_delete_a_tombstone_and_a_create() -> None:
     assert events.headers == [(), (new,), (new,), (old,)]
 
 
+def test_a_delete_before_the_move_of_another_row_is_no_move() -> None:
+    events = _encoded(
+        log_row("d", 1, key=["9"], before={1: "9"}),
+        log_row("u", 2, key=["2"], old_key=["1"], before={1: "1"}, after={**ANNE, 1: "2"}),
+    )
+    assert events.headers == [(), (), ((OLD_KEY, b'{"id":1}'),)]
+
+
 def test_key_and_value_contain_their_schemas() -> None:
     events = _encoded(log_row("c", key=["1"], after=ANNE), schemas=True)
     assert [json.dumps(key) for key in keys_of(events)] == [
