@@ -132,7 +132,7 @@ class EventSource:
         schemas = self._log.schemas(after) if schemas is None else schemas
         parts = _Parts(window, self._encoder, self._overload, schemas)
         committed_at = self._log.committed_at(window.upto)
-        if len(window.parts) > 1:
+        if window.is_large:
             return EventWindow(window, parts, committed_at)
         found = list(parts)
         self._schemas = window.upto, parts.schemas_after

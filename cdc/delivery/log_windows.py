@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.errors import LogTrimmed
-from cdc.log.disk_format import LogFile
+from cdc.log.disk_format import GROUP, LogFile
 from cdc.log.file_selection import EVERY_ROW, TableSelection
-from cdc.log.reader import LogReader, read_file, stream_file
+from cdc.log.reader import LogReader, read_file
 from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
 
@@ -38,23 +38,35 @@ class LogWindow:
     """Horizon of the compacted state with which the delivery began; None if the window ends with the end of a state, or
     has single changes.
     """
-    parts: Sequence[tuple[int, int] | None]
-    """Ranges of ordinals, first included and last excluded, of the parts; None is the whole window."""
+    parts: Sequence[tuple[int, int]]
+    """Ranges of ordinals, both ends included, which are read one after the other; empty for a window that is read as a
+    whole.
+    """
+    most: int
+    """Maximum number of rows of a part."""
     files: Sequence[LogFile]
     is_last: bool
     """True if the log had no later change when the window was made."""
 
-    def tables(self, only: TableSelection = EVERY_ROW) -> Iterator[pa.Table]:
-        """Yield the rows of each part, sorted by position and ordinal."""
-        for part in self.parts:
-            tables = [LOG_SCHEMA.empty_table()]
-            for file in self.files:
-                if part is None:
-                    tables.append(read_file(file, self.after, self.upto, only=only))
-                else:
-                    tables += _between(file, (self.after, self.upto), part, only)
-            whole = pa.concat_tables(tables)
-            yield whole.take(pc.sort_indices(whole.select(["position", "ordinal"]), sort_keys=_ORDER)).combine_chunks()
+    @property
+    def is_large(self) -> bool:
+        """True if the window is one transaction that does not fit into a window."""
+        return bool(self.parts)
+
+    def tables(self) -> Iterator[pa.Table]:
+        """Yield the rows in parts, sorted by position and ordinal."""
+        if not self.parts:
+            yield self._sorted(EVERY_ROW)
+        for ordinals in self.parts:
+            rows = self._sorted(TableSelection(ordinals=ordinals))
+            for start in range(0, rows.num_rows, self.most):
+                yield rows.slice(start, self.most)
+
+    def _sorted(self, only: TableSelection) -> pa.Table:
+        rows = pa.concat_tables(
+            [LOG_SCHEMA.empty_table(), *(read_file(file, self.after, self.upto, only=only) for file in self.files)]
+        )
+        return rows.take(pc.sort_indices(rows.select(["position", "ordinal"]), sort_keys=_ORDER)).combine_chunks()
 
 
 def next_window(log: LogReader, after: Position, bootstrap: Position | None, most: int) -> LogWindow | None:
@@ -72,16 +84,18 @@ def next_window(log: LogReader, after: Position, bootstrap: Position | None, mos
         bootstrap = bootstrap or end
     else:
         files, end = _changes(log, after, most)
-    parts: Sequence[tuple[int, int] | None] = (None,)
-    most = min(most, _affordable(files))
-    last = end
+    parts: Sequence[tuple[int, int]] = ()
+    affordable, last = _affordable(files), end
+    most = min(most, affordable)
     if sum(file.rows for file in files) > most:
-        end, parts = _cut(files, after, end, most)
+        end, is_large = _cut(files, after, end, most)
+        parts = _ordinal_ranges(files, end, max(most, min(GROUP, affordable))) if is_large else ()
     return LogWindow(
         after=after,
         upto=end,
         bootstrap=bootstrap if end < last else None,
         parts=parts,
+        most=most,
         files=[file for file in files if file.first <= end and file.last > after],
         is_last=end >= durable,
     )
@@ -123,33 +137,23 @@ def _affordable(files: Sequence[LogFile]) -> int:
     return max(1, int(MOST_BYTES / (widest * EXPANSION)))
 
 
-def _cut(
-    files: Sequence[LogFile], after: Position, end: Position, most: int
-) -> tuple[Position, Sequence[tuple[int, int] | None]]:
-    """Return the last position of a window of at most `most` rows, and its parts; at least one transaction."""
+def _cut(files: Sequence[LogFile], after: Position, end: Position, most: int) -> tuple[Position, bool]:
+    """Return the last position of a window of at most `most` rows, and whether its first transaction has more."""
     found = [read_file(file, after, end, ["position"])["position"] for file in files]
     positions = np.sort(np.concatenate([column.to_numpy() for column in found]) if found else np.empty(0, np.int64))
     if len(positions) <= most:
-        return end, (None,)
+        return end, False
     inside = positions[positions < positions[most]]
-    if len(inside):
-        return Position(int(inside[-1])), (None,)
-    return Position(int(positions[0])), _ordinal_parts(files, Position(int(positions[0])), most)
+    return (Position(int(inside[-1])), False) if len(inside) else (Position(int(positions[0])), True)
 
 
-def _ordinal_parts(files: Sequence[LogFile], position: Position, most: int) -> list[tuple[int, int] | None]:
-    """Return ranges of ordinals that divide one transaction into parts of at most `most` rows."""
+def _ordinal_ranges(files: Sequence[LogFile], position: Position, most: int) -> list[tuple[int, int]]:
+    """Return ranges of ordinals that divide a transaction: each has at most `most` rows.
+
+    `most` is not less than a row group, if so many rows are affordable, because a row group is always read as a whole.
+    """
     found = [read_file(file, Position(position - 1), position, ["ordinal"])["ordinal"].to_numpy() for file in files]
     ordinals = np.sort(np.concatenate(found))
-    bounds = [int(one) for one in ordinals[::most]]
-    return list(zip(bounds, [*bounds[1:], int(ordinals[-1]) + 1], strict=True))
-
-
-def _between(
-    file: LogFile, within: tuple[Position, Position], part: tuple[int, int], only: TableSelection
-) -> Iterator[pa.Table]:
-    for rows in stream_file(file, *within, LOG_SCHEMA.names, only):
-        ordinals = rows["ordinal"]
-        chosen = rows.filter(pc.and_(pc.greater_equal(ordinals, part[0]), pc.less(ordinals, part[1])))
-        if chosen.num_rows:
-            yield chosen
+    firsts = ordinals[::most]
+    lasts = [*(firsts[1:] - 1).tolist(), int(ordinals[-1])]
+    return list(zip(firsts.tolist(), lasts, strict=True))

@@ -29,19 +29,22 @@ _SPECIAL: Final = re.compile(r"[*?\[]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSelection:
-    """A filter that selects rows by relation number and table name."""
+    """A filter that selects rows by relation number, table name and ordinal."""
 
     relations: tuple[int, int] | None = None
     """Least and greatest relation number, both included; None selects all relations."""
     globs: tuple[str, ...] = ()
     """Patterns for `schema.table`; an empty tuple selects all rows, including messages that belong to no table."""
+    ordinals: tuple[int, int] | None = None
+    """Least and greatest ordinal, both included; None selects all ordinals."""
 
     def may_be_in(self, bounds: Bounds) -> bool:
         """Return True if this filter may select rows with values inside these bounds."""
-        if self.relations is not None and "relation" in bounds:
-            least, greatest = bounds["relation"]
-            if greatest < self.relations[0] or least > self.relations[1]:
-                return False
+        for name, wanted in (("relation", self.relations), ("ordinal", self.ordinals)):
+            if wanted is not None and name in bounds:
+                least, greatest = bounds[name]
+                if greatest < wanted[0] or least > wanted[1]:
+                    return False
         if not self.globs or "topic" not in bounds:
             return True
         least, greatest = bounds["topic"]

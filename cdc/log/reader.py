@@ -57,7 +57,7 @@ because log clean-up may have removed that file.
 """
 PART_ROWS: Final = 131_072
 """Maximum number of rows of a file in memory at the same time, unless one row group has more."""
-_PRUNING_LEAVES: Final = tuple(LOG_SCHEMA.names.index(name) for name in ("position", "relation", "topic"))
+_PRUNING_LEAVES: Final = tuple(LOG_SCHEMA.names.index(name) for name in ("position", "ordinal", "relation", "topic"))
 """Column numbers whose Parquet statistics exclude row groups.
 
 Parquet numbers leaf columns, but LOG_SCHEMA numbers top-level columns. No nested column precedes these columns, so both
@@ -356,7 +356,12 @@ def stream_file(
     after = max(after, file.skip_upto)
     schema = pa.schema([LOG_SCHEMA.field(name) for name in columns])
     within = file.first > after and file.last <= upto
-    filters = {"position": not within, "relation": only.relations is not None, "topic": bool(only.globs)}
+    filters = {
+        "position": not within,
+        "ordinal": only.ordinals is not None,
+        "relation": only.relations is not None,
+        "topic": bool(only.globs),
+    }
     needed = [*columns, *(name for name, is_used in filters.items() if is_used and name not in columns)]
     try:
         with storage_errors(as_root(file.path, file.options)):
@@ -417,11 +422,11 @@ def _bounds(group: pq.RowGroupMetaData) -> dict[str, tuple[Any, Any]]:
 
 
 def select_rows(rows: pa.Table, only: TableSelection) -> pa.Table:
-    """Return the rows that `only` selects; `rows` needs the columns `relation` and `topic` only if `only` uses them."""
-    if only.relations is not None:
-        least, greatest = only.relations
-        relation = rows["relation"]
-        rows = rows.filter(pc.and_(pc.greater_equal(relation, least), pc.less_equal(relation, greatest)))
+    """Return the rows that `only` selects; `rows` needs the columns by which `only` selects."""
+    for name, wanted in (("relation", only.relations), ("ordinal", only.ordinals)):
+        if wanted is not None:
+            values = rows[name]
+            rows = rows.filter(pc.and_(pc.greater_equal(values, wanted[0]), pc.less_equal(values, wanted[1])))
     if only.globs:
         topics = [topic for topic in rows["topic"].unique().to_pylist() if topic and matches(topic, only.globs)]
         rows = rows.filter(pc.is_in(rows["topic"], pa.array(topics, pa.string())))
