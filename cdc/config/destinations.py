@@ -17,6 +17,8 @@ from cdc.config.units import Bytes, Seconds
 _PLACE: Final = r"://(\[[0-9a-fA-F:.]+\]|[^\s/@?#:\[\]]+)(:\d{1,5})?"
 """Pattern of host and port in a URL; a login is not part of the URL."""
 
+_LOCAL: Final = ("localhost", "127.0.0.1", "::1")
+
 
 def _with_port(url: str) -> str:
     try:
@@ -130,8 +132,12 @@ class KafkaDelivery(DeliverySettings):
 
 
 class BrokerDelivery(DeliverySettings):
-    """Settings of a delivery to a broker: login, certificates and patience."""
+    """Settings of a delivery to a broker: address, login, certificates and patience."""
 
+    url: BrokerUrl
+    """URL of the broker."""
+    insecure_plaintext: Switch = False
+    """Whether to send a login without TLS to another machine, so that anybody on the way can read it."""
     user: Annotated[str, Field(min_length=1)] | None = None
     """Name of the user."""
     password: ReferencedSecret | None = None
@@ -151,7 +157,15 @@ class BrokerDelivery(DeliverySettings):
             raise invalid("'cert_file' and 'key_file' require each other")
         if self.password is None and self.user is not None:
             raise invalid("'user' requires 'password'")
+        url = urlsplit(self.url)
+        is_plain = url.scheme in {"amqp", "nats", "redis", "mqtt"} and url.hostname not in _LOCAL
+        if is_plain and self._has_login and not self.insecure_plaintext:
+            raise invalid("a URL of this scheme sends the login unencrypted: use the scheme with TLS")
         return self
+
+    @property
+    def _has_login(self) -> bool:
+        return self.password is not None
 
 
 class AmqpDelivery(BrokerDelivery):
@@ -189,6 +203,10 @@ class NatsDelivery(BrokerDelivery):
     """Time for which the created stream recognizes an event that is sent again; default 2 minutes."""
     in_flight: Annotated[Whole, Field(ge=1, le=100_000)] = 2_000
     """Maximum number of unacknowledged events; of each key it is one."""
+
+    @property
+    def _has_login(self) -> bool:
+        return self.password is not None or self.token is not None
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
