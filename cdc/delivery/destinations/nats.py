@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Coroutine, Sequence
 from functools import lru_cache
 from threading import Thread
@@ -40,6 +41,8 @@ _TOO_LARGE: Final = 10054
 """Error of a stream with a limit for the size of messages."""
 _OTHER_STREAM: Final = 10060
 """Error of a stream that the message does not expect."""
+_EMPTY_PART: Final = re.compile(r"(?<=\.)\.|^\.|\.\Z")
+"""A dot next to which a part of the subject would be empty."""
 _NAME_CHARACTERS: Final = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.")
 
 
@@ -264,16 +267,11 @@ class _JetStreamConnection:
 
 @lru_cache(maxsize=10_000)
 def subject_of(topic: str) -> str:
-    """Return the subject of a topic: white space, wildcards, `%` and dots around an empty name are percent-encoded."""
+    """Return the subject of a topic: white space, wildcards, `%` and dots next to an empty part are percent-encoded."""
     kept = escape(topic.encode(), lambda char: char not in "*>" and not char.isspace() and char.isprintable())
     if kept.startswith(("$", "_")):  # subjects of the server and of inboxes
         kept = f"%{ord(kept[0]):02X}{kept[1:]}"
-    tokens = kept.split(".")
-    joined = tokens[0]
-    for token in tokens[1:]:
-        is_empty = not token or joined.endswith(".") or not joined
-        joined += ("%2E" if is_empty else ".") + token
-    return joined
+    return _EMPTY_PART.sub("%2E", kept)
 
 
 @lru_cache(maxsize=10_000)

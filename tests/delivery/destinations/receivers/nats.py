@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from urllib.parse import unquote, unquote_to_bytes
@@ -38,8 +38,16 @@ def settings(port: int, **changed: object) -> NatsDelivery:
     return NatsDelivery.model_validate({**given, **changed}, context={})
 
 
-def make(port: int, prefix: str = "perf") -> NatsDestination:
-    return NatsDestination(settings(port, stream=prefix, create=True, subjects=[prefix, f"{prefix}.>"]), IDENTITY)
+def make(port: int, name: str = "perf", **changed: object) -> NatsDestination:
+    given = {"stream": name, "create": True, "subjects": [name, f"{name}.>"], **changed}
+    return NatsDestination(settings(port, **given), IDENTITY)
+
+
+@contextmanager
+def reading(port: int, name: str, topics: Sequence[str]) -> Iterator[Callable[[], list[Received]]]:
+    """What a consumer gets of these topics."""
+    del topics
+    yield partial(received, port, name)
 
 
 def received(port: int, stream: str) -> list[Received]:
