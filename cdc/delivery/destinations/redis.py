@@ -76,8 +76,8 @@ class RedisDestination:
         self._address = host, port
         self._place = f"{host}:{port}"
         self._trim: tuple[object, ...] = () if settings.max_length is None else ("MAXLEN", "~", settings.max_length)
-        self._connection: Connection | None = None
-        self._checks: Connection | None = None
+        self._connection: Any = None
+        self._checks: Any = None
         """Second connection, for commands that need their answer while a batch is queued."""
         self._generation = 0
         self._begin_batch()
@@ -126,7 +126,7 @@ class RedisDestination:
         self._connection = self._checks = None
 
     @property
-    def _opened(self) -> Connection:
+    def _opened(self) -> Any:
         assert self._connection is not None  # noqa: S101 - the contract: opened before
         return self._connection
 
@@ -203,7 +203,7 @@ class RedisDestination:
             fields += (HEADER_PREFIX + name, value)
         return tuple(fields)
 
-    def _connect(self) -> Connection:
+    def _connect(self) -> Any:
         settings = self._settings
         (host, port), path = self._address, urlsplit(settings.url).path.removeprefix("/")
         options: dict[str, Any] = {
@@ -222,13 +222,13 @@ class RedisDestination:
             files = (settings.ca_file, settings.cert_file, settings.key_file)
             options |= dict(zip(("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"), files, strict=True))
         try:
-            connection = SSLConnection(**options) if self._is_secure else Connection(**options)
+            connection: Any = SSLConnection(**options) if self._is_secure else Connection(**options)
             connection.connect()
         except (RedisError, OSError) as exc:
             raise self._error(exc) from exc
         return connection
 
-    def _ask(self, connection: Connection, commands: Iterable[tuple[object, ...]]) -> list[Any]:
+    def _ask(self, connection: Any, commands: Iterable[tuple[object, ...]]) -> list[Any]:
         """Send commands, and return their answers. Raises the first error among them."""
         if not connection.is_connected:
             # the library would connect again, without the transaction

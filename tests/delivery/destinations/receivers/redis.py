@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from uuid import uuid4
@@ -37,8 +37,15 @@ def identity(name: str) -> DeliveryIdentity:
     return DeliveryIdentity("shop", name, "0123456789abcdef")
 
 
-def make(port: int, name: str = "perf") -> RedisDestination:
-    return RedisDestination(settings(port), identity(name))
+def make(port: int, name: str = "perf", **changed: object) -> RedisDestination:
+    return RedisDestination(settings(port, **changed), identity(name))
+
+
+@contextmanager
+def reading(port: int, name: str, topics: Sequence[str]) -> Iterator[Callable[[], list[Received]]]:
+    """What a consumer gets of these topics."""
+    del name
+    yield partial(received, port, topics)
 
 
 def client(port: int) -> Redis:
