@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from urllib.parse import unquote
@@ -21,7 +21,6 @@ from tests.fixtures.broker_process import PASSWORD, USER, own_broker
 from tests.fixtures.brokers import RabbitProcess
 
 CRASH_POINTS = ()
-IDENTITY = DeliveryIdentity("shop", "events", "0123456789abcdef")
 
 
 def settings(port: int, **changed: object) -> AmqpDelivery:
@@ -38,8 +37,15 @@ def settings(port: int, **changed: object) -> AmqpDelivery:
     return AmqpDelivery.model_validate({**given, **changed}, context={})
 
 
-def make(port: int) -> AmqpDestination:
-    return AmqpDestination(settings(port), IDENTITY)
+def make(port: int, name: str = "perf", **changed: object) -> AmqpDestination:
+    return AmqpDestination(settings(port, **changed), DeliveryIdentity("shop", name, "0123456789abcdef"))
+
+
+@contextmanager
+def reading(port: int, name: str, topics: Sequence[str]) -> Iterator[Callable[[], list[Received]]]:
+    """What a consumer gets of these topics."""
+    del name
+    yield partial(received, port, topics)
 
 
 def connect(port: int) -> pika.BlockingConnection:
@@ -91,7 +97,7 @@ def _receiver(server: RabbitProcess, killed: RabbitProcess | None = None) -> Rec
     port, prefix = server.ports["plain"], uuid4().hex
     topics = f"{prefix}.shop.orders", f'{prefix} S."ödd" / *#+ \U0001f600 table?\n'
     return Receiver(
-        partial(make, port),
+        partial(make, port, prefix),
         partial(received, port, topics),
         topics,
         too_large=(2 << 20) + 1,
