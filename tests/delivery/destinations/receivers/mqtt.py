@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from urllib.parse import unquote, unquote_to_bytes
@@ -38,8 +38,17 @@ def settings(port: int, **changed: object) -> MqttDelivery:
     return MqttDelivery.model_validate({**given, **changed}, context={})
 
 
-def make(port: int, name: str = "perf") -> MqttDestination:
-    return MqttDestination(settings(port), DeliveryIdentity("shop", name, "0123456789abcdef"))
+def make(port: int, name: str = "perf", **changed: object) -> MqttDestination:
+    return MqttDestination(settings(port, **changed), DeliveryIdentity("shop", name, "0123456789abcdef"))
+
+
+@contextmanager
+def reading(port: int, name: str, topics: Sequence[str]) -> Iterator[Callable[[], list[Received]]]:
+    """What a consumer gets of these topics from now on."""
+    del name
+    subscriber = Subscriber(port, topics)
+    yield subscriber.received
+    subscriber.close()
 
 
 class Subscriber:
@@ -105,13 +114,12 @@ def killable(request: pytest.FixtureRequest) -> Iterator[Receiver]:
 def _receiver(server: MosquittoProcess, killed: MosquittoProcess | None = None) -> Iterator[Receiver]:
     port, name = server.ports["plain"], uuid4().hex
     topics = f"{name}.shop.orders", f'{name} S."ödd" / *#+ %23 \U0001f600 table?\n'
-    subscriber = Subscriber(port, topics)
-    yield Receiver(
-        partial(make, port, name),
-        subscriber.received,
-        topics,
-        too_large=3 << 20,
-        missing={"stores progress": "a broker of MQTT does not store the progress"},
-        server=killed,
-    )
-    subscriber.close()
+    with reading(port, name, topics) as received:
+        yield Receiver(
+            partial(make, port, name),
+            received,
+            topics,
+            too_large=3 << 20,
+            missing={"stores progress": "a broker of MQTT does not store the progress"},
+            server=killed,
+        )
