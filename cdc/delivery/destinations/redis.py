@@ -218,11 +218,12 @@ class RedisDestination:
             "driver_info": None,
             "protocol": 2,
         }
+        kind: Any = SSLConnection if self._is_secure else Connection
         if self._is_secure:
             files = (settings.ca_file, settings.cert_file, settings.key_file)
             options |= dict(zip(("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"), files, strict=True))
         try:
-            connection: Any = SSLConnection(**options) if self._is_secure else Connection(**options)
+            connection = kind(**options)
             connection.connect()
         except (RedisError, OSError) as exc:
             raise self._error(exc) from exc

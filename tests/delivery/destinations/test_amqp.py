@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 from uuid import uuid4
 
 import pika
@@ -31,7 +32,7 @@ def _name() -> str:
     return uuid4().hex
 
 
-def deliver(port: int, *events: Event, **changed: object) -> CdcError | EventsRefused | None:
+def deliver(port: int, *events: Event, **changed: Any) -> CdcError | EventsRefused | None:
     """Send events in one batch; the error that comes."""
     destination = amqp.make(port, **changed)
     try:

@@ -16,7 +16,9 @@ from uuid import uuid4
 import pytest
 
 from cdc.config.secret import Secret
+from cdc.delivery.destinations.amqp import routing_key
 from cdc.delivery.destinations.contract import Destination, Event
+from cdc.delivery.destinations.mqtt import topic_name
 from cdc.delivery.destinations.nats import subject_of
 from cdc.errors import CdcError, DestinationDenied, DestinationNotTrusted, DestinationUnavailable, Reaction
 from tests.delivery.destinations.receivers import Receiver, amqp, mqtt, nats, redis
@@ -217,7 +219,7 @@ def test_every_name_is_a_topic_of_its_own(broker: Broker) -> None:
     assert {(one.id, one.topic, one.key) for one in got} == {(one.id, one.topic, one.key) for one in sent}
 
 
-@pytest.mark.parametrize("mapped", [amqp.routing_key, mqtt.topic_name, subject_of])
+@pytest.mark.parametrize("mapped", [routing_key, topic_name, subject_of])
 def test_names_of_topics_can_be_read_back(mapped: Callable[[str], str]) -> None:
     found = [mapped(name) for name in ODD_NAMES]
 
@@ -232,6 +234,6 @@ def test_subjects_have_no_wildcard_no_empty_part_and_no_white_space() -> None:
 
 
 def test_names_of_mqtt_topics_have_no_wildcard_and_no_reserved_beginning() -> None:
-    for name in map(mqtt.topic_name, ODD_NAMES):
+    for name in map(topic_name, ODD_NAMES):
         assert not set("+#\x00\n") & set(name)
         assert not name.startswith("$")

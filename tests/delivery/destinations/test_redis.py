@@ -14,6 +14,7 @@ from cdc.delivery.destinations.redis import PREFIX, RedisDestination
 from cdc.errors import CdcError, DeliveryFenced, DestinationDenied, DestinationUnavailable, EventRefused
 from tests.delivery.destinations.receivers import redis
 from tests.delivery.destinations.sending import event, numbered
+from tests.fixtures.broker_process import PASSWORD
 from tests.fixtures.brokers import RedisProcess
 
 
@@ -199,7 +200,7 @@ def test_a_topic_cannot_be_the_state_of_a_delivery(port: int, name: str) -> None
 def test_a_user_without_privileges_is_denied(own_redis: RedisProcess, name: str) -> None:
     port = own_redis.ports["plain"]
     with redis.client(port) as client:
-        client.execute_command("ACL", "SETUSER", "reader", "on", f">{redis.PASSWORD}", "~*", "+@all", "-xadd")
+        client.execute_command("ACL", "SETUSER", "reader", "on", f">{PASSWORD}", "~*", "+@all", "-xadd")
     with closing(redis.make(port, name, user="reader")) as destination:
         destination.open()
         error = error_of_batch(destination, name, 0, 10)
@@ -212,7 +213,7 @@ def test_a_database_is_chosen_by_the_url(port: int, name: str) -> None:
     with closing(redis.make(port, name, url=f"redis://127.0.0.1:{port}/3")) as destination:
         destination.open()
         send(destination, name, 0, 10)
-    with Redis(port=port, password=redis.PASSWORD, db=3) as client:
+    with Redis(port=port, password=PASSWORD, db=3) as client:
         found = client.xlen(name)
 
     assert found == 10

@@ -1,0 +1,87 @@
+"""Models of deliveries to brokers: URLs, logins that TLS protects, and keys that need each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from cdc.config.destinations import BrokerDelivery, Delivery
+
+SECRET = {"env": "BROKER_PASSWORD"}
+
+
+def read(**keys: Any) -> BrokerDelivery:
+    context = {"environment": {"BROKER_PASSWORD": "only for tests"}, "directory": "/"}
+    found: BrokerDelivery = TypeAdapter(Delivery).validate_python({"name": "out", **keys}, context=context)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "url"),
+    [
+        ("amqp", "amqp://host"),
+        ("amqp", "amqps://host:5671/shop"),
+        ("nats", "nats://host:4222"),
+        ("nats", "tls://[::1]:4222"),
+        ("redis", "redis://host/2"),
+        ("redis", "rediss://host:6379"),
+        ("mqtt", "mqtt://host"),
+        ("mqtt", "mqtts://host:8883"),
+    ],
+)
+def test_urls_of_brokers(kind: str, url: str) -> None:
+    assert read(type=kind, url=url).url == url
+
+
+@pytest.mark.parametrize(
+    ("kind", "url"),
+    [
+        ("amqp", "http://host"),
+        ("amqp", "amqp://user:secret@host"),
+        ("amqp", "amqp://host:x"),
+        ("amqp", "amqp://host:70000"),
+        ("nats", "nats://host/path"),
+        ("redis", "redis://host/name"),
+        ("mqtt", "mqtt://"),
+        ("mqtt", "mqtt://a b"),
+    ],
+)
+def test_urls_that_are_none_of_a_broker(kind: str, url: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        read(type=kind, url=url)
+    assert not any("secret" in one["msg"] for one in caught.value.errors())
+
+
+@pytest.mark.parametrize("kind", ["amqp", "nats", "redis", "mqtt"])
+def test_a_login_needs_tls_for_another_machine(kind: str) -> None:
+    login = {"type": kind, "user": "cdc", "password": SECRET}
+    local = read(**login, url=f"{kind}://127.0.0.1")
+    insecure = read(**login, url=f"{kind}://host", insecure_plaintext=True)
+    with pytest.raises(ValidationError, match="use the scheme with TLS"):
+        read(**login, url=f"{kind}://host")
+
+    assert (local.user, insecure.user) == ("cdc", "cdc")
+
+
+def test_a_token_needs_tls_too() -> None:
+    with pytest.raises(ValidationError, match="use the scheme with TLS"):
+        read(type="nats", url="nats://host", token=SECRET)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"type": "amqp", "url": "amqps://host", "user": "cdc"}, "'user' requires 'password'"),
+        ({"type": "amqp", "url": "amqps://host", "cert_file": "/a"}, "require each other"),
+        ({"type": "amqp", "url": "amqps://host", "password": "plain"}, "in plain text"),
+        ({"type": "nats", "url": "tls://host", "create": True}, "'create' requires"),
+        ({"type": "nats", "url": "tls://host", "create": True, "stream": "s"}, "'create' requires"),
+        ({"type": "nats", "url": "tls://host", "token": SECRET, "user": "u", "password": SECRET}, "exclude each other"),
+        ({"type": "nats", "url": "tls://host", "stream": "a.b"}, "String should match"),
+    ],
+)
+def test_keys_that_need_or_exclude_others(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        read(**keys)
