@@ -7,7 +7,7 @@ a given number of rows. A larger transaction is a window of its own, which is re
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -53,12 +53,12 @@ class LogWindow:
         """True if the window is one transaction that does not fit into a window."""
         return bool(self.parts)
 
-    def tables(self) -> Iterator[pa.Table]:
-        """Yield the rows in parts, sorted by position and ordinal."""
+    def tables(self, only: TableSelection = EVERY_ROW) -> Iterator[pa.Table]:
+        """Yield the rows that `only` selects in parts, sorted by position and ordinal."""
         if not self.parts:
-            yield self._sorted(EVERY_ROW)
+            yield self._sorted(only)
         for ordinals in self.parts:
-            rows = self._sorted(TableSelection(ordinals=ordinals))
+            rows = self._sorted(replace(only, ordinals=ordinals))
             for start in range(0, rows.num_rows, self.most):
                 yield rows.slice(start, self.most)
 
