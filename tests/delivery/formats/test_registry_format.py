@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterator
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ from cdc.config.deliveries import DebeziumSettings, DeliverySettings, EventEncod
 from cdc.config.secret import Secret
 from cdc.delivery.formats import new_format
 from cdc.delivery.formats.contract import Format, LogicalMessages
-from cdc.errors import DestinationDenied, DestinationUnavailable, EventSchemaRejected, Reaction
+from cdc.errors import DestinationDenied, DestinationNotTrusted, DestinationUnavailable, EventSchemaRejected, Reaction
 from tests.delivery.formats.changes import ID, NAMES, TOPIC, changes_of, column, log_row, log_rows, schema_with
 from tests.delivery.formats.proto_text import parsed_proto
 from tests.fixtures.schema_registry import RegistryState, running_registry
@@ -164,6 +166,26 @@ def test_a_registry_that_does_not_run_is_unavailable() -> None:
         encoder = _format(url)
     with pytest.raises(DestinationUnavailable, match="schema registry http://127"):
         encoder.encode(changes_of(SCHEMA, log_row("c", key=["1"], after=ROW)))
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[Path, Path]:
+    """Key and certificate for localhost."""
+    key, chain = tmp_path / "key.pem", tmp_path / "cert.pem"
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject]
+    subprocess.run([*command, "-keyout", str(key), "-out", str(chain)], check=True, capture_output=True)
+    return key, chain
+
+
+def test_the_certificate_of_the_registry_is_verified(certificate: tuple[Path, Path]) -> None:
+    changes = changes_of(SCHEMA, log_row("c", key=["1"], after=ROW))
+    with running_registry(certificate) as (url, state):
+        with pytest.raises(DestinationNotTrusted):
+            _format(url).encode(changes)
+        assert state.requests == []
+        events = _format(url, ca_file=str(certificate[1])).encode(changes)
+        assert _read(state, events.values[0].as_py())["op"] == "c"
 
 
 @pytest.mark.parametrize(
