@@ -32,6 +32,8 @@ _FLOAT: Final = r"^-?\d+(\.\d+)?(e[+-]?\d+)?$"
 _SPECIAL: Final = pa.array(["NaN", "Infinity", "-Infinity"])
 _MAX_DECIMAL: Final = 38
 """Maximum precision of Arrow's decimal128."""
+_MONEY: Final = re.compile(r"[-(]?[^\d.,]*(\d{1,3}(?:,\d{3})*(?:\.\d+)?|\d+(?:\.\d+)?)[^\d.,]*")
+"""Money with commas between groups of three digits, and a point before the fraction."""
 _DECIMAL_BYTES: Final = 16
 _BASE64: Final = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", dtype=np.uint8)
 _PART_DIGITS: Final = 2000
@@ -115,7 +117,10 @@ def money(scale: int | None) -> Convert:
     """Return the conversion of money; scale: digits of the fraction of a Decimal, None for a string."""
 
     def convert(text: str) -> str:
-        digits = re.sub(r"[^0-9.]", "", text)
+        found = _MONEY.fullmatch(text)
+        if found is None:
+            raise ValueError("a locale with other separators")
+        digits = found[1].replace(",", "")
         value = Decimal(f"-{digits}" if text[0] in "-(" else digits)
         return quote(format(value, "f")) if scale is None else f'"{_unscaled_base64(value, scale)}"'
 

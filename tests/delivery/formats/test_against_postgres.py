@@ -19,6 +19,7 @@ from fastavro import parse_schema, schemaless_reader
 
 from cdc.delivery.formats.avro_codec import AvroCodec
 from cdc.delivery.formats.debezium import DebeziumFormat
+from cdc.delivery.formats.printed_events import MessageFormat, PrintedEvents
 from cdc.delivery.formats.protobuf_codec import ProtobufCodec
 from cdc.delivery.formats.table_changes import TableChanges, table_changes
 from cdc.log.reader import LogReader
@@ -29,7 +30,7 @@ from tests.delivery.formats.changes import format_named
 from tests.delivery.formats.connect_reader import connect_value
 from tests.delivery.formats.test_protobuf_codec import read_protobuf
 from tests.faults.capture import Captured
-from tests.fixtures.postgres import fresh_database, rows_of
+from tests.fixtures.postgres import fresh_database, rows_of, run_sql
 from tests.postgres.samples import EXTENSIONS
 from tests.postgres.test_values import COMPOSED, MADE_TYPES, literal, supported
 
@@ -235,3 +236,50 @@ def test_the_format_cdc_has_the_exact_texts(sampled: Sampled) -> None:
         for text, value in zip(texts, events.values.to_pylist(), strict=True):
             found = json.loads(value)["after"]["v"]
             assert found == text or str(found) == text or {True: "t", False: "f"}[found] == text
+
+
+CHANGES = (
+    "INSERT INTO orders VALUES (1, 'new', repeat('x', 10))",
+    "INSERT INTO orders SELECT 2, 'big', string_agg(md5(n::text), '') FROM generate_series(1, 1000) n",
+    "UPDATE orders SET state = 'paid' WHERE id = 2",
+    "UPDATE orders SET id = 3 WHERE id = 1",
+    "DELETE FROM orders WHERE id = 3",
+    "ALTER TABLE orders REPLICA IDENTITY FULL",
+    "UPDATE orders SET state = 'sent' WHERE id = 2",
+    "DELETE FROM orders WHERE id = 2",
+    "TRUNCATE orders",
+)
+
+
+def test_changes_of_a_real_stream_are_those_of_debezium(tmp_path: Path, database: str) -> None:
+    run_sql(database, "CREATE TABLE orders (id int PRIMARY KEY, state text NOT NULL, note text)")
+    captured = Captured(tmp_path, database)
+    captured.copy()
+    run_sql(database, *CHANGES)  # type: ignore[arg-type]
+    captured.stream()
+    log = captured.log
+    rows = pa.Table.from_batches(list(log.rows(Position(0), log.durable or Position(0))))
+    rows = rows.sort_by([("position", "ascending"), ("ordinal", "ascending")])
+    printed = PrintedEvents({}, MessageFormat.DEBEZIUM, pipeline="shop", database="db")
+    found = [one for one in printed.messages(rows) if one["topic"] == "shop.public.orders"]
+    big = {**found[1]["value"]["after"], "state": "paid"}
+    assert len(big["note"]) == 32_000
+    unavailable, key_only = "__debezium_unavailable_value", {"id": 1, "state": "", "note": None}
+    assert [(one["value"] or {}).get("op") for one in found] == [*"ccud", None, *"cd", None, *"ud", None, "t"]
+    assert [(one["value"]["before"], one["value"]["after"]) for one in found if one["value"]] == [
+        (None, {"id": 1, "state": "new", "note": "x" * 10}),
+        (None, {**big, "state": "big"}),
+        (None, {**big, "note": unavailable}),
+        (key_only, None),
+        (None, {"id": 3, "state": "new", "note": "x" * 10}),
+        ({**key_only, "id": 3}, None),
+        (big, {**big, "state": "sent"}),
+        ({**big, "state": "sent"}, None),
+        (None, None),
+    ]
+    assert [one["headers"] for one in found[3:6]] == [
+        {"__debezium.newkey": {"id": 3}},
+        {"__debezium.newkey": {"id": 3}},
+        {"__debezium.oldkey": {"id": 1}},
+    ]
+    assert all(one["value"]["source"]["txId"] > 0 for one in found if one["value"])

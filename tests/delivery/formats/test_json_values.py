@@ -97,3 +97,10 @@ def test_hstore_unescapes_keys_and_values() -> None:
     assert hstore_objects(_texts('"a\\"b"=>"c\\\\d", "e"=>NULL', "", "a=>b")).to_pylist() == [
         '{"a\\"b":"c\\\\d","e":null}', "{}", None,
     ]  # fmt: skip
+
+
+def test_money_of_a_locale_with_other_separators_is_null() -> None:
+    texts = _texts("$1,234.56", "-$0.05", "1234.56", "1.234,56 €", "12,50 €", "1 234,50", "¥1,234", "Fr. 5.00")
+    assert money(None)(texts).to_pylist() == [
+        '"1234.56"', '"-0.05"', '"1234.56"', None, None, None, '"1234"', None,
+    ]  # fmt: skip
