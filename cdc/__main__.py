@@ -22,15 +22,15 @@ from cdc.process_exit import exit_process
 
 INTERRUPTED: Final = 130
 """Exit status after an interrupt: 128 + SIGINT, as shells use it."""
-_LONG_RUNNING: Final = frozenset({"reader", "server"})
+_LONG_RUNNING: Final = frozenset({"deliver", "reader", "server"})
 """Commands that run until they are stopped, and write log messages to standard error, including tracebacks."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status, one of `ExitCode` or 130 after an interrupt.
 
-    Reader and server exit with 5 instead of 1 if a restart would fail again. Without `arguments` the command line of
-    the process is run, and reader and server do not return: they end the process.
+    Reader, deliveries and server exit with 5 instead of 1 if a restart would fail again. Without `arguments` the
+    command line of the process is run, and these commands do not return: they end the process.
     """
     owns_process = arguments is None
     given = list(sys.argv[1:] if arguments is None else arguments)

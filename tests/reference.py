@@ -34,6 +34,7 @@ AREAS: Final = {
     "4": "Change log",
     "5": "Service",
     "6": "Findings",
+    "7": "Deliveries",
 }
 
 

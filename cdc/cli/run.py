@@ -108,11 +108,13 @@ def _supervise(config: Path, parts: Sequence[str], warm: WarmProcess | None, *, 
 
 def reader(config: ConfigOption = DEFAULT_CONFIG, log_format: FormatOption = LogLineFormat.CONSOLE) -> None:
     """Capture changes from Postgres into the log; `cdc run` starts this process."""
+    from cdc.allocators import use_system_allocators
     from cdc.capture.reader_process import main
     from cdc.config import load_definition
     from cdc.logging_setup import LogFormat, configure
 
     configure(LogFormat(log_format.value), file=str(config))
+    use_system_allocators()
     raise typer.Exit(main(load_definition(config), reload=lambda: load_definition(config)))
 
 

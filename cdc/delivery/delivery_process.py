@@ -11,7 +11,6 @@ from threading import Event, Thread
 from types import FrameType
 from typing import Final
 
-import pyarrow as pa
 import structlog
 
 from cdc import metrics
@@ -189,8 +188,6 @@ def main(definition: Definition, deliveries: Sequence[Delivery]) -> int:
 
     Raises the error of a delivery once every one has stopped, and BrokenPipeError if the output was closed.
     """
-    # the default pool keeps memory of large transactions
-    pa.set_memory_pool(pa.system_memory_pool())
     stop, ended = Event(), Event()
 
     def end(_number: int, _frame: FrameType | None) -> None:

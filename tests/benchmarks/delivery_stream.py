@@ -24,6 +24,7 @@ import numpy as np
 from confluent_kafka import Consumer
 
 from cdc import metrics
+from cdc.allocators import use_system_allocators
 from cdc.catalog import Catalog
 from cdc.catalog.delivery_requests import pause, resume
 from cdc.config import load_definition
@@ -191,7 +192,8 @@ class _SeenEvents:
 
 
 def main(definition_file: Path) -> None:
-    """Send the whole log of a definition, and print events, seconds and memory."""
+    """Send the whole log of a definition as a process does, and print events, seconds and memory."""
+    use_system_allocators(arenas=2)
     definition = load_definition(definition_file)
     figures = DeliveryFigures(definition.name, DELIVERY, own := metrics.Metrics())
     began = time.perf_counter()

@@ -129,7 +129,7 @@ def test_damaged_progress_is_named(tmp_path: Path, content: str):
     (tmp_path / PROGRESS).write_text(content)
     files = destination(tmp_path)
 
-    with pytest.raises(ProgressDamaged, match="progress.json"):
+    with pytest.raises(ProgressDamaged, match=r"progress\.json"):
         files.open()
     files.close()
 
@@ -142,7 +142,7 @@ def test_a_file_that_is_shorter_than_its_record_is_damage(tmp_path: Path):
     files.close()
     (tmp_path / "copy-000001.jsonl").write_text("")
 
-    with pytest.raises(ProgressDamaged, match="is shorter than 'progress.json'"):
+    with pytest.raises(ProgressDamaged, match=r"is shorter than 'progress\.json'"):
         files.open()
     files.close()
 

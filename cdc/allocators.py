@@ -1,0 +1,37 @@
+"""Memory allocators of a process that runs for long: large freed blocks return to the operating system."""
+
+from __future__ import annotations
+
+import ctypes
+from contextlib import suppress
+from typing import Final
+
+import pyarrow as pa
+
+LARGE_BLOCK: Final = 4 << 20
+"""Size in bytes from which glibc maps a block separately and returns it to the system when it is freed.
+
+Smaller blocks are on the heap, and are used again after they are freed. glibc's default is 128 KiB and grows to the
+largest freed block, up to 32 MiB. The value is larger than most messages: libpq allocates a block for each."""
+_M_TRIM_THRESHOLD: Final = -1
+_M_MMAP_THRESHOLD: Final = -3
+_M_ARENA_MAX: Final = -8
+
+
+def use_system_allocators(arenas: int | None = None) -> None:
+    """Make Arrow use the system's allocator, and set glibc's thresholds where glibc is present.
+
+    arenas: maximum number of heaps that threads allocate from; the default of glibc is eight for each core. A process
+    whose client libraries have many threads keeps less memory with few of them.
+
+    Arrow's own allocator, mimalloc, keeps memory for every thread that has read or written Parquet. With the system's
+    allocator a reader needed 450 MiB at the peak of a transaction of 2 million rows instead of 521 MiB, and one sixth
+    less CPU; a delivery to Kafka needed 331 MiB instead of 394 MiB.
+    """
+    pa.set_memory_pool(pa.system_memory_pool())
+    with suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_THRESHOLD, LARGE_BLOCK)
+        libc.mallopt(_M_TRIM_THRESHOLD, 2 * LARGE_BLOCK)
+        if arenas is not None:
+            libc.mallopt(_M_ARENA_MAX, arenas)

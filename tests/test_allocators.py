@@ -1,0 +1,30 @@
+"""Allocators of a long-running process, in a process of its own, because they cannot be set back."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+LARGE = """
+import numpy as np
+import pyarrow as pa
+from cdc.allocators import use_system_allocators
+
+use_system_allocators(arenas=2)
+
+def resident() -> int:
+    return int(next(line for line in open("/proc/self/status") if line.startswith("VmRSS")).split()[1])
+
+before = resident()
+block = pa.allocate_buffer(64 << 20)
+np.frombuffer(block, dtype=np.uint8)[:] = 1
+assert resident() - before > 60 << 10
+del block
+assert resident() - before < 8 << 10
+assert pa.default_memory_pool().backend_name == "system"
+"""
+
+
+def test_a_large_block_returns_to_the_system_when_it_is_freed() -> None:
+    done = subprocess.run([sys.executable, "-c", LARGE], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
