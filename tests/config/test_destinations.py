@@ -1,13 +1,17 @@
-"""Models of deliveries to brokers: URLs, logins that TLS protects, and keys that need each other."""
+"""Models of destinations: the keys of each type, URLs, logins that TLS protects, and keys that need each other."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from cdc.config.destinations import BrokerDelivery, Delivery
+from cdc.config import load_definition
+from cdc.config.destinations import BrokerDelivery, Delivery, FileDelivery, SocketDelivery, StdoutDelivery
+from cdc.errors import ConfigError
+from tests.config.definitions import SOUND, write
 
 SECRET = {"env": "BROKER_PASSWORD"}
 
@@ -85,3 +89,25 @@ def test_a_token_needs_tls_too() -> None:
 def test_keys_that_need_or_exclude_others(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         read(**keys)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("{name: a, type: file, path: out}", FileDelivery),
+        ("{name: a, type: stdout}", StdoutDelivery),
+        ("{name: a, type: tcp, host: localhost, port: 4000}", SocketDelivery),
+    ],
+)
+def test_the_type_selects_the_model(tmp_path: Path, text: str, kind: type) -> None:
+    (found,) = load_definition(write(tmp_path, f"{SOUND}deliveries: [{text}]\n")).deliveries
+
+    assert type(found) is kind
+
+
+@pytest.mark.parametrize(
+    "text", ["{name: a, type: pigeon}", "{name: a, type: stdout, path: x}", "{name: a, type: tcp, host: h, port: 0}"]
+)
+def test_a_key_of_another_type_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError):
+        load_definition(write(tmp_path, f"{SOUND}deliveries: [{text}]\n"))

@@ -24,6 +24,8 @@ from tests.fixtures.pipeline import Pipeline
 
 KILLED = -signal.SIGKILL
 Place = tuple[Position, int]
+BROKEN = 3
+"""Number of connections that a receiver breaks."""
 FAILPOINTS = ["delivery_sent:2", "file_written:2", "delivery_acknowledged:2", "file_written:1", "delivery_sent:1"]
 _SENT = {one.value for one in ROW_OPERATIONS} | {"t"}
 
@@ -100,7 +102,7 @@ def test_a_delivery_killed_at_random_moments_has_each_event_once_and_in_order(
 ):
     pipeline, workload = shop
     random = Random(seed)
-    write(pipeline, batch=random.choice((1, 7, 200)), rotate="4KiB")
+    write(pipeline, batch=random.choice((50, 200, 10_000)), rotate="4KiB")
     pipeline.reader()
     workload.start()
     for _ in range(4):
@@ -133,12 +135,13 @@ def test_of_two_processes_one_sends_and_the_other_continues_when_it_dies(shop: t
 
 
 class Receiver:
-    """A server that acknowledges each line, and breaks the connection after a random number of them."""
+    """A server that acknowledges each line, and breaks its first connections after a random number of them."""
 
     def __init__(self, random: Random) -> None:
         self._random, self._socket = random, socket.create_server(("127.0.0.1", 0))
         self.port = self._socket.getsockname()[1]
         self.received: list[dict[str, Any]] = []
+        self._connections = 0
         threading.Thread(target=self._serve, daemon=True).start()
 
     def close(self) -> None:
@@ -155,7 +158,8 @@ class Receiver:
                 self._receive(lines)
 
     def _receive(self, lines: Any) -> None:
-        left = self._random.randint(20, 400)
+        self._connections += 1
+        left = self._random.randint(20, 4_000) if self._connections <= BROKEN else -1
         try:
             while left and (line := lines.readline()).endswith(b"\n"):
                 event = json.loads(line)
@@ -174,7 +178,7 @@ def test_a_connection_that_breaks_and_a_process_that_is_killed_lose_no_event(sho
     write(pipeline, type="tcp", host="127.0.0.1", port=receiver.port, acknowledge=True, batch=20)
     pipeline.reader()
     workload.start()
-    for failpoint in ("delivery_sent:2", "delivery_acknowledged:2"):
+    for failpoint in ("delivery_sent:1", "delivery_acknowledged:2"):
         assert pipeline.start("cdc", "deliver", failpoint=failpoint).wait(60) == KILLED, pipeline.output()
     pipeline.start("cdc", "deliver")
     pipeline.wait_for_more(workload, 30)

@@ -1,0 +1,64 @@
+"""Deliveries of a definition: names, topics and rules are checked before anything runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cdc.config import load_definition
+from cdc.config.deliveries import Drop, EventFormat, Overload, StartAt
+from cdc.errors import ConfigError
+from tests.config.definitions import SOUND, write
+
+
+def load(tmp_path: Path, delivery: str) -> object:
+    """Load a definition with one delivery, as YAML flow text."""
+    return load_definition(write(tmp_path, f"{SOUND}deliveries: [{delivery}]\n"))
+
+
+def test_defaults_send_every_change_of_every_table(tmp_path: Path) -> None:
+    path = write(tmp_path, SOUND + "deliveries: [{name: copy, type: file, path: out}]\n")
+
+    (found,) = load_definition(path).deliveries
+
+    assert (found.tables, found.format, found.start) == (("*.*",), EventFormat.CDC, StartAt.EARLIEST)
+    assert (found.on_overload, found.topic) == (Overload.WAIT, "{pipeline}.{schema}.{table}")
+
+
+def test_drop_has_an_age(tmp_path: Path) -> None:
+    text = "{name: copy, type: file, path: out, on_overload: {drop: {older_than: 10m}}}"
+    path = write(tmp_path, f"{SOUND}deliveries: [{text}]\n")
+
+    (found,) = load_definition(path).deliveries
+
+    assert isinstance(found.on_overload, Drop)
+    assert found.on_overload.drop.older_than == 600
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ("topic: '{name}'", "unknown placeholder 'name'"),
+        ("topic: '{'", "topic"),
+        ("messages: [{prefix: '*', topic: '{table}'}]", "unknown placeholder 'table'"),
+        ("outbox: {table: outbox}", "outbox"),
+        ("outbox: {table: a.b, topic: '{schema}'}", "unknown placeholder 'schema'"),
+        ("rules: [{match: '*.*', transform: {where: a > 1}}]", "without Spark"),
+        ("on_overload: drop", "on_overload"),
+        ("on_overload: {drop: {older_than: 0s}}", "older_than"),
+        ("batch: 0", "batch"),
+        ("format: avro", "format"),
+        ("destination: x", "unknown key"),
+    ],
+)
+def test_a_wrong_value_is_named(tmp_path: Path, fields: str, words: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load(tmp_path, f"{{name: copy, type: file, path: out, {fields}}}")
+
+    assert words in str(raised.value)
+
+
+def test_sinks_and_deliveries_share_their_names(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="another sink or delivery has this name"):
+        load(tmp_path, "{name: lake, type: file, path: out}")
