@@ -55,6 +55,7 @@ def deliver(assignment: Assignment) -> None:
         try:
             _deliver_rest(destination, assignment)
         except CdcError as error:
+            print(repr(error), flush=True)
             destination.close()
             if error.reaction is not Reaction.RETRY:
                 raise
@@ -67,6 +68,7 @@ def _deliver_rest(destination: Destination, assignment: Assignment) -> None:
     stored = destination.open()
     if not destination.stores_progress:
         stored = assignment.progress.read_bytes() if assignment.progress.exists() else None
+    print(f"progress {stored!r}", flush=True)
     for first in range(int(stored or 0), assignment.events, assignment.batch):
         after = min(first + assignment.batch, assignment.events)
         events = numbered(range(first, after), assignment.topics)

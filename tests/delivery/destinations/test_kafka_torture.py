@@ -1,6 +1,6 @@
 """A Kafka delivery whose process and broker are killed again and again: a consumer sees each event once, in order.
 
-A group of two consumers reads committed messages all the time, and one of them is replaced after each fault.
+A consumer reads committed messages all the time, and so does a group of two, of which one is replaced after each fault.
 """
 
 from __future__ import annotations
@@ -16,80 +16,98 @@ from random import Random
 from threading import Event as Flag
 from threading import Thread
 from time import monotonic
-from typing import Any, Final
+from typing import Final
 
 import pytest
-from confluent_kafka import Consumer
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import NewTopic
 
 from cdc.delivery.destinations import new_destination
 from cdc.delivery.destinations.contract import ID_HEADER
-from tests.delivery.destinations.receivers.kafka import committed, delivery, identity
+from tests.delivery.destinations.receivers.kafka import admin_client, committed, delivery, identity
 from tests.delivery.destinations.sending import Assignment, numbered, start_process
 from tests.fixtures.forked import Forked
 from tests.fixtures.kafka import KafkaServer, SharedKafka
 from tests.fixtures.waiting import until
 
 BATCH: Final = 50
+PARTITIONS: Final = 3
 KILLED: Final = -signal.SIGKILL
 TIMEOUT: Final = 2.0
 """Seconds after which the delivery gives a broker up."""
 
 
 class Watchers:
-    """Two consumers of one group, in a thread; they see only what is committed."""
+    """A consumer of all partitions, and two consumers of one group, in threads; they see only what is committed."""
 
     def __init__(self, server: str, topics: Sequence[str]) -> None:
         self._server, self._topics = server, topics
         self._replace, self._ended = Flag(), Flag()
         self.seen: dict[tuple[str, int, int], tuple[str, bytes]] = {}
-        """Topic, partition and offset → id and key; a message may come twice if the group is divided anew."""
-        self._thread = Thread(target=self._watch, daemon=True)
+        """Topic, partition and offset → id and key, as the first consumer saw them."""
+        self.shared: dict[tuple[str, int, int], tuple[str, bytes]] = {}
+        """The same of the group; a message may come twice, or late, if the group is divided anew."""
+        self._threads = [Thread(target=self._watch, daemon=True), Thread(target=self._watch_together, daemon=True)]
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        self._thread.start()
+        admin = admin_client(self._server)
+        for answer in admin.create_topics([NewTopic(name, PARTITIONS) for name in self._topics]).values():
+            answer.result(30)
+        for thread in self._threads:
+            thread.start()
         yield
         self._ended.set()
-        self._thread.join(30)
+        for thread in self._threads:
+            thread.join(30)
 
     def rebalance(self) -> None:
-        """Replace one of the consumers."""
+        """Replace one of the consumers of the group."""
         self._replace.set()
 
     def _watch(self) -> None:
-        consumers = [self._consumer(), self._consumer()]
+        consumer = self._consumer(f"{self._topics[0]}.alone")
+        consumer.assign([TopicPartition(name, number, 0) for name in self._topics for number in range(PARTITIONS)])
+        while not self._ended.is_set():
+            _see(consumer, self.seen)
+        consumer.close()
+
+    def _watch_together(self) -> None:
+        consumers = [self._member(), self._member()]
         while not self._ended.is_set():
             if self._replace.is_set():
                 self._replace.clear()
-                consumers.append(self._consumer())
+                consumers.append(self._member())
                 consumers.pop(0).close()
             for consumer in consumers:
-                # `consume` may drop messages when the group is divided anew, and commit them
-                while (message := consumer.poll(0.02)) is not None:
-                    self._see(message)
+                _see(consumer, self.shared)
         for consumer in consumers:
             consumer.close()
 
-    def _see(self, message: Any) -> None:
-        if message.error() is None:
-            name = dict(message.headers())[ID_HEADER].decode()
-            self.seen[message.topic(), message.partition(), message.offset()] = (name, message.key())
-
-    def _consumer(self) -> Consumer:
-        made = Consumer(
-            {
-                "bootstrap.servers": self._server,
-                "group.id": f"{self._topics[0]}.watchers",
-                "isolation.level": "read_committed",
-                "auto.offset.reset": "earliest",
-                "auto.commit.interval.ms": 200,
-                "session.timeout.ms": 6000,
-                "topic.metadata.refresh.interval.ms": 500,
-                "log_level": 0,
-            }
-        )
+    def _member(self) -> Consumer:
+        made = self._consumer(f"{self._topics[0]}.together")
         made.subscribe(list(self._topics))
         return made
+
+    def _consumer(self, group: str) -> Consumer:
+        settings = {
+            "bootstrap.servers": self._server,
+            "group.id": group,
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "earliest",
+            "auto.commit.interval.ms": 200,
+            "session.timeout.ms": 6000,
+            "log_level": 0,
+        }
+        return Consumer(settings)
+
+
+def _see(consumer: Consumer, found: dict[tuple[str, int, int], tuple[str, bytes]]) -> None:
+    """Read what has arrived."""
+    while (message := consumer.poll(0.02)) is not None:
+        if message.error() is None:
+            name = dict(message.headers())[ID_HEADER].decode()
+            found[message.topic(), message.partition(), message.offset()] = (name, message.key())
 
 
 class Sender:
@@ -157,9 +175,9 @@ class Torture:
         topics = (f"{self.prefix}orders", f"{self.prefix}items")
         assignment = Assignment(make, topics, (len(faults) + 1) * between, BATCH, self.folder / "progress")
         watchers = Watchers(self.server, topics)
-        sender = Sender(assignment, self.folder / "log")
-        happening = Faults(sender, random, self.own)
         with watchers.watching():
+            sender = Sender(assignment, self.folder / "log")
+            happening = Faults(sender, random, self.own)
             for number, fault in enumerate(faults):
                 self._wait(sender, watchers, number * between + random.randrange(1, between))
                 getattr(happening, fault)()
@@ -188,6 +206,8 @@ class Torture:
 
         assert left == expected
         assert watched == expected
+        assert watchers.shared
+        assert watchers.shared.items() <= watchers.seen.items()
 
 
 def test_a_delivery_survives_kills_of_its_process(kafka: SharedKafka, tmp_path: Path) -> None:
