@@ -180,7 +180,7 @@ class AmqpDelivery(BrokerDelivery):
     """Whether to declare what is missing: the exchange, as a durable one of type topic; with the default exchange a
     durable queue for each topic."""
     in_flight: Annotated[Whole, Field(ge=1, le=100_000)] = 2_000
-    """Maximum number of unconfirmed events; with 1 the events of a key stay in order where queues reject some, too."""
+    """Maximum number of unconfirmed events. With 1 a key stays in order also if a queue rejects events."""
     max_size: Bytes = 128 * 2**20
     """Bytes of the largest value that the broker takes (`max_message_size`)."""
 

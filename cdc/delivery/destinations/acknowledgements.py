@@ -22,7 +22,7 @@ LARGEST_IN_FLIGHT: Final = 32 << 20
 """Bytes of values above which the window waits for answers; a single larger event is sent alone."""
 
 
-class Acknowledgement(NamedTuple):
+class BrokerAnswer(NamedTuple):
     """What the broker says about sent events."""
 
     tokens: Iterable[Hashable]
@@ -31,7 +31,7 @@ class Acknowledgement(NamedTuple):
     """Reason for which it refuses them; None: it has them."""
 
 
-Answers = SimpleQueue[Acknowledgement | CdcError]
+Answers = SimpleQueue[BrokerAnswer | CdcError]
 """Answers from the thread of a client library; an error means that no more will come."""
 _Unit = tuple[str, bytes | None] | None
 
@@ -116,7 +116,7 @@ class AcknowledgementWindow:
                 f"the broker has acknowledged none of {len(self._in_flight):,} events within {self._timeout:g} s"
             ) from None
 
-    def _take(self, answer: Acknowledgement | CdcError) -> None:
+    def _take(self, answer: BrokerAnswer | CdcError) -> None:
         if isinstance(answer, CdcError):
             raise answer
         for token in answer.tokens:

@@ -26,7 +26,7 @@ from pika.exceptions import (
 )
 
 from cdc.config.destinations import AmqpDelivery
-from cdc.delivery.destinations.acknowledgements import Acknowledgement, AcknowledgementWindow, Answers
+from cdc.delivery.destinations.acknowledgements import AcknowledgementWindow, Answers, BrokerAnswer
 from cdc.delivery.destinations.broker_connection import (
     KEY_HEADER,
     TOMBSTONE_HEADER,
@@ -254,7 +254,7 @@ class _ConfirmChannel:
         if isinstance(method, pika.spec.Basic.Nack):
             self._answers.put(DestinationUnavailable(f"{self._place} rejected an event: a queue is full or broken"))
         else:
-            self._answers.put(Acknowledgement(tags))
+            self._answers.put(BrokerAnswer(tags))
 
     def _on_return(self, _channel: object, method: Any, _properties: object, _body: bytes) -> None:
         # the confirmation follows, and the thread of the loop reads the set after it
@@ -299,7 +299,7 @@ def _missing(name: str, exchange: str) -> TopicMissing:
     if exchange:
         return TopicMissing(
             f"exchange {exchange!r} has no queue for the routing key {name!r}",
-            remedy="bind a queue to the exchange; the delivery then continues",
+            remedy="bind a queue to the exchange; the delivery continues as soon as it is there",
         )
     return TopicMissing(f"queue {name!r} does not exist")
 

@@ -18,7 +18,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from cdc.config.destinations import MqttDelivery
-from cdc.delivery.destinations.acknowledgements import Acknowledgement, AcknowledgementWindow
+from cdc.delivery.destinations.acknowledgements import AcknowledgementWindow, BrokerAnswer
 from cdc.delivery.destinations.broker_connection import (
     KEY_HEADER,
     TOMBSTONE_HEADER,
@@ -166,15 +166,15 @@ class MqttDestination:
             return EventTooLarge(f"event {event.id!r} is larger than the broker accepts: {self._largest:,} bytes")
         return None
 
-    def _answer(self, number: int, code: Any) -> Acknowledgement | CdcError:
+    def _answer(self, number: int, code: Any) -> BrokerAnswer | CdcError:
         """Return what the acknowledgement of a message says."""
         if code.value < _FAILURE:
-            return Acknowledgement((number,))
+            return BrokerAnswer((number,))
         text = f"{self._place} refuses an event: {code}"
         if code.value in _REFUSED:
-            return Acknowledgement((number,), EventRefused(text))
+            return BrokerAnswer((number,), EventRefused(text))
         if code.value == _TOO_LARGE:
-            return Acknowledgement((number,), EventTooLarge(text))
+            return BrokerAnswer((number,), EventTooLarge(text))
         return DestinationDenied(text) if code.value in _DENIED else DestinationUnavailable(text)
 
     def _refused_connection(self, code: Any) -> CdcError | None:

@@ -22,7 +22,7 @@ from nats.js.api import StorageType, StreamConfig
 from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
 from cdc.config.destinations import NatsDelivery
-from cdc.delivery.destinations.acknowledgements import Acknowledgement, AcknowledgementWindow, Answers
+from cdc.delivery.destinations.acknowledgements import AcknowledgementWindow, Answers, BrokerAnswer
 from cdc.delivery.destinations.broker_connection import (
     KEY_HEADER,
     TOMBSTONE_HEADER,
@@ -230,12 +230,12 @@ class _JetStreamConnection:
         elif b'"error"' in message.data and "error" in (answer := json.loads(message.data)):
             self._refuse(number, answer["error"])
         else:
-            self._answers.put(Acknowledgement((number,)))
+            self._answers.put(BrokerAnswer((number,)))
 
     def _refuse(self, number: int, error: dict[str, Any]) -> None:
         text = str(error.get("description", "unknown error"))
         if error.get("err_code") == _TOO_LARGE:
-            self._answers.put(Acknowledgement((number,), EventTooLarge(f"the stream refuses an event: {text}")))
+            self._answers.put(BrokerAnswer((number,), EventTooLarge(f"the stream refuses an event: {text}")))
         elif error.get("err_code") == _OTHER_STREAM:
             self._answers.put(TopicMissing(f"stream {self._settings.stream!r} does not have the subject of an event"))
         else:

@@ -7,7 +7,7 @@ from itertools import count
 
 import pytest
 
-from cdc.delivery.destinations.acknowledgements import LARGEST_IN_FLIGHT, Acknowledgement, AcknowledgementWindow
+from cdc.delivery.destinations.acknowledgements import LARGEST_IN_FLIGHT, AcknowledgementWindow, BrokerAnswer
 from cdc.delivery.destinations.contract import Event, EventsRefused
 from cdc.errors import DestinationUnavailable, EventRefused
 from tests.delivery.destinations.sending import event
@@ -36,7 +36,7 @@ class Library:
         if self._answers:
             for number, one in self._waiting:
                 error = EventRefused("refused") if one.id == self._refused else None
-                self.window.answers.put(Acknowledgement((number,), error))
+                self.window.answers.put(BrokerAnswer((number,), error))
             self._waiting.clear()
         return numbers
 

@@ -292,10 +292,15 @@ def test_events_for_a_broker_that_does_not_answer_need_little_memory(own_kafka: 
     destination.send(batch)
     own_kafka.pause()
     before, sent = resident(), 0
-    with pytest.raises(DestinationUnavailable):
+
+    def send_all() -> None:
+        nonlocal sent
         while sent < 100:
             destination.send(batch)
             sent += 1
+
+    with pytest.raises(DestinationUnavailable):
+        send_all()
     grown = resident() - before
     destination.close()
     own_kafka.resume()
