@@ -96,6 +96,7 @@ WIDE = {
     "pipelines.opened_sink": 17,
     # commands: each imports what it calls when it is called
     "cdc.cli.log_changes": 13,
+    "cdc.cli.run": 13,
     "cdc.cli.log_storage": 14,
     "cdc.cli.tables": 15,
     # contain the order of one procedure, and leave each of its steps to the module that owns it

@@ -29,7 +29,7 @@ from tests.log.rows import info, table
 from tests.log.sample_log import ITEMS, ORDERS, commit_rows, schema_row
 
 ROWS = 300_000
-MOST_MEMORY = 300 << 20
+MOST_MEMORY = 350 << 20
 
 
 class Delivering:
