@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from cdc.config import Definition
+    from cdc.delivery.formats.printed_events import PrintedEvents, PrintedMessage
     from cdc.log.inspection import RowSelection
-    from cdc.log.json_output_formats import Message, Row
     from cdc.log.reader import LogReader
     from cdc.position import Position
 
@@ -124,14 +124,12 @@ def tail(  # noqa: PLR0913, PLR0917 - one parameter per option
     """Print the changes of tables, or logical messages, in log order, newest last.
 
     With --format debezium or flat, or with --json and -f, the command prints each change as one line of JSON.
-    --json without -f prints one envelope with all changes. In JSON, integers and booleans have their JSON type; every
-    other value is the text that Postgres sent.
+    --json without -f prints one envelope with all changes. In the format cdc, integers and booleans have their JSON
+    type; every other value is the text that Postgres sent. The formats debezium and flat are those of a delivery.
 
     A log that an older version wrote has messages without a prefix; --messages '*' prints them too. The format flat has
     no messages.
     """
-    from cdc.log.json_output_formats import SchemaInForce
-
     if table is None and messages is None:
         raise ConfigError(
             "'cdc tail' needs a table, or --messages",
@@ -146,8 +144,8 @@ def tail(  # noqa: PLR0913, PLR0917 - one parameter per option
     rows = view.newest(count, printer.operations) if start is None else view.since(*start)
     if not rows.num_rows and table is not None:
         _check_table_exists(log, table)
-    tables = SchemaInForce(view.schemas_before(rows))
-    printer.show(view.messages(rows, tables), count)
+    events = view.events_after(rows)
+    printer.show(events.messages(rows, printer.operations), count)
     seen = log.durable
     while follow:
         time.sleep(POLL)
@@ -156,7 +154,7 @@ def tail(  # noqa: PLR0913, PLR0917 - one parameter per option
             from cdc.position import Position
 
             for part in view.parts(seen or Position(0), log.durable):
-                printer.show(view.messages(part, tables), -1)
+                printer.show(events.messages(part, printer.operations), -1)
             seen = log.durable
 
 
@@ -164,12 +162,8 @@ class _LogMessages:
     """Reads selected rows from a log, and converts rows to messages in the format of a printer."""
 
     def __init__(self, log: LogReader, definition: Definition, selected: RowSelection, printer: _Printer) -> None:
-        from importlib.metadata import version
-
-        from cdc.log.json_output_formats import SourceBlock
-
         self._log, self._selected, self._printer = log, selected, printer
-        self._source = SourceBlock(definition.name, log.identity.database, version("cdc"))
+        self._pipeline = definition.name
 
     def newest(self, count: int, operations: frozenset[str]) -> pa.Table:
         """Return the last rows of the log, in log order.
@@ -199,28 +193,20 @@ class _LogMessages:
         _check_not_trimmed(self._log, after)
         return rows_between(self._log, self._selected, after, upto)
 
-    def schemas_before(self, rows: pa.Table) -> dict[int, Any]:
-        """Return relation → schema at the position of the first row; if there are no rows, relation → newest schema."""
+    def events_after(self, rows: pa.Table) -> PrintedEvents:
+        """Return what converts rows to messages, with the schemas at the first row; the newest if there are no rows."""
+        from cdc.delivery.formats.printed_events import PrintedEvents
         from cdc.position import Position
 
-        return self._log.schemas(Position(rows["position"][0].as_py()) if rows.num_rows else None)
-
-    def messages(self, rows: pa.Table, tables: Any) -> Iterator[tuple[Row, Message]]:
-        """Yield (row, message) pairs; a row can have no message, one, or two.
-
-        `tables` is the SchemaInForce at the first row; each schema row in `rows` updates it.
-        """
-        from cdc.log.json_output_formats import messages
-
-        stream = (row for batch in rows.to_batches(max_chunksize=1024) for row in batch.to_pylist())
-        return messages(stream, tables, self._printer.form, self._source)
+        schemas = self._log.schemas(Position(rows["position"][0].as_py()) if rows.num_rows else None)
+        return PrintedEvents(schemas, self._printer.form, pipeline=self._pipeline, database=self._log.identity.database)
 
 
 class _Printer:
     """Printer of messages: as lines for people, as JSON lines, or in one JSON envelope."""
 
     def __init__(self, form: str, operations: str, *, json: bool, follow: bool) -> None:
-        from cdc.log.json_output_formats import MessageFormat
+        from cdc.delivery.formats.printed_events import MessageFormat
         from cdc.log_row import Operation
 
         if form not in tuple(MessageFormat):
@@ -237,11 +223,9 @@ class _Printer:
         self._envelope = json and not follow
         self._people = self.form is MessageFormat.CDC and not json
 
-    def show(self, found: Iterator[tuple[Row, Message]], count: int) -> None:
-        """Print the last `count` messages of the requested operations; all of them if `count` is -1."""
-        from cdc.log.json_output_formats import filter_messages
-
-        wanted = deque(filter_messages(found, self.operations), maxlen=None if count < 0 else count)
+    def show(self, found: Iterator[PrintedMessage], count: int) -> None:
+        """Print the last `count` messages; all of them if `count` is -1."""
+        wanted = deque(found, maxlen=None if count < 0 else count)
         if self._envelope:
             emit("tail", json=True, summary=f"{len(wanted):,} changes", result={"changes": list(wanted)})
             return
@@ -251,7 +235,7 @@ class _Printer:
             echo(end="", flush=True)
 
 
-def _line(message: Message) -> str:
+def _line(message: PrintedMessage) -> str:
     prefix = f"{message['position']}#{message['ordinal']}"
     parts = [f"{prefix:20}", message["committed_at"], message["op"], message["topic"] or ""]
     if "schema" in message:
@@ -264,7 +248,7 @@ def _line(message: Message) -> str:
     return escaped_for_terminal(" ".join(parts))
 
 
-def _message_fields(message: Message) -> Iterator[str]:
+def _message_fields(message: PrintedMessage) -> Iterator[str]:
     """Yield the fields of a logical message; a content that is not UTF-8 is shown as base64, by the name `payload`."""
     for name in ("prefix", "transactional", "lsn"):
         yield f"{name}={encoder.dumps(message[name], ensure_ascii=False)}"
@@ -276,8 +260,8 @@ def _message_fields(message: Message) -> Iterator[str]:
 
 
 def _inspect_transaction(log: LogReader, definition: Definition, position: str, *, json: bool) -> None:
+    from cdc.delivery.formats.printed_events import MessageFormat
     from cdc.log.inspection import EVERY_ROW, transaction
-    from cdc.log.json_output_formats import MessageFormat, SchemaInForce
     from cdc.position import Position
 
     wanted = Position.parse(position)
@@ -288,7 +272,7 @@ def _inspect_transaction(log: LogReader, definition: Definition, position: str, 
             f"the log has no rows at position {position!r}", remedy="run 'cdc tail' to see positions that have rows"
         )
     view = _LogMessages(log, definition, EVERY_ROW, _Printer(MessageFormat.CDC.value, "", json=json, follow=False))
-    found = [message for _, message in view.messages(rows, SchemaInForce(log.schemas(wanted)))]
+    found = list(view.events_after(rows).messages(rows))
     xid, time_text = found[0]["xid"], found[0]["committed_at"]
     summary = f"{len(found):,} rows of transaction {xid} at {wanted}, committed {time_text}"
     if found[0].get("transactional") is False:

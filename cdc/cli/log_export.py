@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import StrEnum
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,8 +16,8 @@ from cdc.command_output import emit
 
 if TYPE_CHECKING:
     from cdc.config import Definition
+    from cdc.delivery.formats.printed_events import MessageFormat, PrintedMessage
     from cdc.log.export import ExportRange
-    from cdc.log.json_output_formats import Message, MessageFormat
     from cdc.log.reader import LogReader
     from cdc.position import Position
 
@@ -61,9 +60,9 @@ def export(  # noqa: PLR0913, PLR0917 - one parameter per option
     Lines of JSON are in commit order; writing them needs memory for a whole transaction. Rows in Parquet are in the
     order of the log's files. Without --tables the files also contain logical messages, except in the format flat.
     """
+    from cdc.delivery.formats.printed_events import MessageFormat
     from cdc.log.export import export_range, write_lines, write_parquet
     from cdc.log.inspection import EVERY_ROW, rows_of_tables
-    from cdc.log.json_output_formats import MessageFormat
     from cdc.table import matches_name
 
     definition, log = open_log(config)
@@ -89,15 +88,16 @@ def export(  # noqa: PLR0913, PLR0917 - one parameter per option
     emit("log export", json=json, summary=summary, result=result)
 
 
-def _messages(log: LogReader, definition: Definition, asked: ExportRange, form: MessageFormat) -> Iterator[Message]:
+def _messages(
+    log: LogReader, definition: Definition, asked: ExportRange, form: MessageFormat
+) -> Iterator[PrintedMessage]:
+    from cdc.delivery.formats.printed_events import PrintedEvents
     from cdc.log.export import sorted_rows
-    from cdc.log.json_output_formats import SchemaInForce, SourceBlock, messages
 
-    tables = SchemaInForce(dict(log.schemas(asked.after)))
-    place = SourceBlock(definition.name, log.identity.database, version("cdc"))
+    schemas = log.schemas(asked.after)
+    printed = PrintedEvents(schemas, form, pipeline=definition.name, database=log.identity.database)
     for part in sorted_rows(log, asked):
-        rows = (row for batch in part.to_batches(max_chunksize=1024) for row in batch.to_pylist())
-        yield from (message for _, message in messages(rows, tables, form, place))
+        yield from printed.messages(part)
 
 
 def _position(text: str | None) -> Position | None:

@@ -14,7 +14,7 @@ from cdc.log.bucket_files import Root, as_root
 from cdc.log.compacted_table import read_compacted_state
 from cdc.log.disk_format import CHANGES, LogFile
 from cdc.log.inspection import SegmentListing, SegmentSummary, outline
-from cdc.log.json_output_formats import MessageFormat, SchemaInForce, SourceBlock, messages
+from cdc.log.json_output_formats import SchemaInForce, messages
 from cdc.log.reader import LogReader
 from cdc.log.table_io import is_table
 from cdc.position import Position
@@ -22,8 +22,6 @@ from cdc.service.log_status_records import FileLine, SegmentLine, Transaction
 from cdc.table import TableSchema, TableState
 
 _NOT_READ: Final = {"before": None, "after": None, "partial": False}
-_NOWHERE: Final = SourceBlock("", "", "")
-"""Empty values for Debezium's `source` block; messages in cdc's own format do not contain this block."""
 
 
 def open_log(root: str | Root, log: LogReader | None = None) -> LogReader:
@@ -105,7 +103,7 @@ def read_transaction(log: LogReader, text: str, most: int) -> Transaction:
             f"the log has no rows at position {text!r}", remedy="run 'cdc tail' to see positions that have rows"
         )
     rows: list[dict[str, Any]] = [row | _NOT_READ for row in found.to_pylist()]
-    shown = messages(rows, SchemaInForce(log.schemas(position)), MessageFormat.CDC, _NOWHERE)
+    shown = messages(rows, SchemaInForce(log.schemas(position)))
     return Transaction(position=str(position), rows=count, changes=[message for _, message in shown])
 
 
