@@ -64,6 +64,8 @@ class KafkaDestination:
         self._batch_too_large = False
         """Whether a broker refused a batch of a suspected topic because of its size, and no single event so far."""
         self._batch_size = _BATCH_SIZE
+        self._unanswered = 0
+        """Initializations since the last commit that no broker answered; each may still fence a later one."""
 
     def open(self) -> bytes | None:
         self.close()
@@ -100,7 +102,7 @@ class KafkaDestination:
         except DeliveryFenced as exc:
             raise self._fenced(exc) from exc
         failpoint.hit("kafka_committed")
-        self._began = None
+        self._began, self._unanswered = None, 0
         if self._suspected:
             self._trust_again()
 
@@ -128,7 +130,9 @@ class KafkaDestination:
             serve(producer.poll, errors, 0)
             producer.init_transactions(seconds)
 
+        self._unanswered += 1
         repeat(initialize, errors, "transactions cannot be initialized", self._settings.timeout)
+        self._unanswered -= 1
         failpoint.hit("kafka_initialized")
         return producer
 
@@ -258,7 +262,12 @@ class KafkaDestination:
         raise errors.meaning(error, "events cannot be sent") from exc
 
     def _fenced(self, error: DeliveryFenced) -> CdcError:
-        """A broker that has aborted a transaction because of its age answers as if there were another process."""
+        """What it means that brokers refuse the client as an old one: there may be no newer one."""
+        if self._unanswered:
+            self._unanswered -= 1
+            return DestinationUnavailable(
+                "Kafka answered an earlier attempt of this process to open the delivery, which ended the present one"
+            )
         if self._began is None or monotonic() - self._began < self._settings.transaction_timeout:
             return error
         return DestinationUnavailable(

@@ -221,12 +221,23 @@ def test_a_broker_that_does_not_answer_is_reported_in_time(own_kafka: KafkaServe
     assert isinstance(failure(destination), DestinationUnavailable)
     waited = monotonic() - began
     own_kafka.resume()
-    progress = until(destination.open, "a destination that opens")
-    deliver(destination, event(2, "own.orders", b"key", b"value"))
+    progress: list[bytes | None] = []
+
+    def is_delivered() -> bool:
+        """The broker may still answer the earlier attempts to open the delivery, each of which ends the present one."""
+        try:
+            progress.append(destination.open())
+            deliver(destination, event(2, "own.orders", b"key", b"value"))
+        except DestinationUnavailable:
+            destination.close()
+            return False
+        return True
+
+    until(is_delivered, "the second event")
     destination.close()
 
     assert waited < 20
-    assert progress == b"done"
+    assert set(progress) == {b"done"}
     assert [one.id for one in committed(own_kafka.address.plain, "own.")] == [
         event(number, "", None, None).id for number in (1, 2)
     ]

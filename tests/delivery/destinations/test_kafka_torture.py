@@ -6,8 +6,8 @@ A consumer reads committed messages all the time, and so does a group of two, of
 from __future__ import annotations
 
 import signal
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +23,7 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import NewTopic
 
 from cdc.delivery.destinations import new_destination
-from cdc.delivery.destinations.contract import ID_HEADER
+from cdc.delivery.destinations.contract import ID_HEADER, Event
 from tests.delivery.destinations.receivers.kafka import admin_client, committed, delivery, identity
 from tests.delivery.destinations.sending import Assignment, numbered, start_process
 from tests.fixtures.forked import Forked
@@ -157,6 +157,22 @@ class Faults:
         self._server.resume()
 
 
+def differences(expected: Mapping[str, Event], found: Sequence[tuple[str, str, bytes | None]]) -> dict[str, object]:
+    """Events that are missing, came more than once, or before an earlier one of their key; found: topic, id and key."""
+    counts, last, late = Counter(name for _, name, _ in found), dict[tuple[str, bytes | None], int](), []
+    for topic, name, key in found:
+        position = expected[name].position
+        if last.get((topic, key), -1) > position:
+            late.append(name)
+        last[topic, key] = position
+    wrong = {
+        "missing": sorted(expected.keys() - counts.keys()),
+        "more than once": sorted(name for name, count in counts.items() if count > 1),
+        "out of order": late,
+    }
+    return {kind: names for kind, names in wrong.items() if names}
+
+
 @dataclass
 class Torture:
     """A delivery with topics of its own."""
@@ -194,18 +210,12 @@ class Torture:
         until(lambda: len(watchers.seen) >= number, state, every=0.01)
 
     def _check(self, watchers: Watchers, assignment: Assignment) -> None:
-        expected = defaultdict(list)
-        for event in numbered(range(assignment.events), assignment.topics):
-            expected[event.topic, event.key].append(event.id)
-        watched = defaultdict(list)
-        for (topic, _, _), (name, key) in sorted(watchers.seen.items()):
-            watched[topic, key].append(name)
-        left = defaultdict(list)
-        for message in committed(self.server, self.prefix):
-            left[message.topic, message.key].append(message.id)
+        ids = {event.id: event for event in numbered(range(assignment.events), assignment.topics)}
+        left = committed(self.server, self.prefix)
+        watched = [(topic, *found) for (topic, _, _), found in sorted(watchers.seen.items())]
 
-        assert left == expected
-        assert watched == expected
+        assert differences(ids, [(one.topic, one.id, one.key) for one in left]) == {}
+        assert differences(ids, watched) == {}
         assert watchers.shared
         assert watchers.shared.items() <= watchers.seen.items()
 
