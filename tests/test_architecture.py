@@ -95,6 +95,7 @@ WIDE = {
     "pipelines.apply_process": 14,
     "pipelines.opened_sink": 17,
     # commands: each imports what it calls when it is called
+    "cdc.cli.deliveries": 13,
     "cdc.cli.log_changes": 13,
     "cdc.cli.run": 13,
     "cdc.cli.log_storage": 14,

@@ -13,7 +13,6 @@ import pytest
 
 from cdc.config import Secret, Transform
 from cdc.errors import TransformFailed
-from cdc.stores.column_mask import Mask
 from cdc.table import Column
 from pipelines.transform.table_transform import TableTransform
 from pipelines.types.families import TypePolicy
@@ -35,27 +34,6 @@ def rows_of(transform: TableTransform, *rows) -> list[dict[str, Any]]:
     typed = transform.rows(folded(list(rows)), POLICY)
     assert typed.schema == transform.row_schema(POLICY)
     return typed.drop_columns(["_position", "_ordinal"]).to_pylist()
-
-
-@pytest.mark.parametrize(
-    ("how", "text", "expected"),
-    [
-        ("redact", "secret", "***"),
-        ("redact", "", "***"),
-        ("redact", None, None),
-        ("keep_last:4", "+49 30 1234567", "**********4567"),
-        ("keep_last:4", "4567", "****"),
-        ("keep_last:4", "", ""),
-        ("keep_last:2", "Ünïcödé", "*****dé"),
-        ("keep_last:2", None, None),
-        ("sha256", "a@b.c", hashed("a@b.c")),
-        ("sha256", "", hashed("")),
-        ("sha256", "ü", hashed("ü")),
-        ("sha256", None, None),
-    ],
-)
-def test_a_mask_hides_a_text_and_keeps_null(how: str, text: str | None, expected: str | None) -> None:
-    assert Mask(how, b"pepper")(pa.chunked_array([[text], [text]], pa.string())).to_pylist() == [expected] * 2
 
 
 def test_a_mask_does_not_show_its_salt() -> None:
@@ -190,10 +168,3 @@ def test_a_transform_can_be_pickled() -> None:
     transform = ruled(mask={"item": "sha256"}, salt=SALT)
 
     assert rows_of(pickle.loads(pickle.dumps(transform)), put(1, "a", 10))[0]["item"] == hashed("a")
-
-
-def test_the_fingerprint_of_a_mask_depends_on_the_salt_only_where_the_masked_text_does() -> None:
-    found = {how: {Mask(how, salt).fingerprint for salt in (b"a", b"b")} for how in ("sha256", "redact", "keep_last:2")}
-
-    assert {how: len(prints) for how, prints in found.items()} == {"sha256": 2, "redact": 1, "keep_last:2": 1}
-    assert len(set.union(*found.values())) == 4
