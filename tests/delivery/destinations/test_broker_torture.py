@@ -61,4 +61,6 @@ def test_random_kills_lose_nothing(receiver: Receiver, tmp_path: Path) -> None:
     got = [one.id for one in receiver.received()]
     sys.stderr.write(f"\nkills {dict(killed)}, events {len(set(got)):,}, duplicates {len(got) - len(set(got)):,}\n")
 
+    missing = sorted({one.id for one in numbered(range(number), receiver.topics)} - set(got))
+    assert not missing, f"{len(missing):,} of {number:,} events are missing, for example {missing[:3]}"
     check_delivered(receiver, numbered(range(number), receiver.topics), again=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from urllib.parse import unquote
 from uuid import uuid4
 
@@ -19,6 +20,7 @@ from cdc.delivery.destinations.contract import DeliveryIdentity
 from tests.delivery.destinations.receivers import Received, Receiver
 from tests.fixtures.broker_process import PASSWORD, USER, own_broker
 from tests.fixtures.brokers import RabbitProcess
+from tests.fixtures.waiting import until
 
 CRASH_POINTS = ()
 
@@ -90,7 +92,27 @@ def receiver(request: pytest.FixtureRequest) -> Iterator[Receiver]:
 @contextmanager
 def killable(request: pytest.FixtureRequest) -> Iterator[Receiver]:
     with own_broker(request.getfixturevalue("tmp_path") / "rabbit", RabbitProcess) as server:
-        yield _receiver(server, server)
+        made = _receiver(server, server)
+        declare_durably(server, made.topics)
+        yield made
+
+
+def declare_durably(server: RabbitProcess, topics: Sequence[str]) -> None:
+    """Declare the queues, and wait until the broker has written that to its files.
+
+    It confirms a declaration some seconds earlier, and a queue that is gone after a crash takes its events with it.
+    """
+    names = [routing_key(topic) for topic in topics]
+    with connect(server.ports["plain"]) as connection:
+        for name in names:
+            connection.channel().queue_declare(name, durable=True)
+        files = server.folder / "data" / "test@localhost"
+        until(lambda: all(_is_written(name, files) for name in names), "queues in the files of the broker")
+
+
+def _is_written(name: str, files: Path) -> bool:
+    written = [files / "LATEST.LOG", *files.glob("rabbit_durable_queue.DC*")]
+    return any(name.encode() in file.read_bytes() for file in written if file.exists())
 
 
 def _receiver(server: RabbitProcess, killed: RabbitProcess | None = None) -> Receiver:
