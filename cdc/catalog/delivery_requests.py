@@ -19,7 +19,7 @@ REWIND_DELIVERY: Final = "rewind_delivery"
 Its payload is {"delivery": name, "position": text}; its result is {} or {"error": an error as JSON}.
 """
 ANSWER_WITHIN: Final = 5.0
-"""Seconds to wait until the process of a delivery has answered a request; it looks twice a second."""
+"""Seconds to wait until the process of a delivery has answered a request; it looks every second."""
 _POLL: Final = 0.1
 
 

@@ -13,8 +13,8 @@ from cdc.delivery.destinations import PROMISES
 from cdc.errors import UnknownName
 from cdc.position import Position
 
-SILENT_AFTER: Final = 5.0
-"""Seconds without a report after which the process counts as stopped; it reports twice a second."""
+SILENT_AFTER: Final = 6.0
+"""Seconds without a report after which the process counts as stopped; it reports every three seconds at least."""
 
 
 @dataclass(frozen=True, slots=True)
