@@ -193,7 +193,7 @@ class _SeenEvents:
 
 def main(definition_file: Path) -> None:
     """Send the whole log of a definition as a process does, and print events, seconds and memory."""
-    use_system_allocators(arenas=1)
+    use_system_allocators(arenas=2)
     definition = load_definition(definition_file)
     figures = DeliveryFigures(definition.name, DELIVERY, own := metrics.Metrics())
     began = time.perf_counter()
