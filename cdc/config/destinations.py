@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
 
+from cdc.config.aws import AwsDelivery, topic_template
 from cdc.config.deliveries import DeliverySettings
 from cdc.config.field_types import Location, Switch, Whole, invalid
 from cdc.config.kafka import KafkaClientSetting, KafkaLogin, KafkaServerAddress, KafkaTopics, is_local
@@ -241,6 +242,43 @@ class MqttDelivery(BrokerDelivery):
     """Maximum number of unacknowledged events, if the broker does not ask for fewer; of each key it is one."""
 
 
+class SqsDelivery(AwsDelivery):
+    """A delivery to queues of Amazon SQS."""
+
+    type: Literal["sqs"]
+    queue: Annotated[str, Field(min_length=1), AfterValidator(topic_template)] = "{topic}.fifo"
+    """Name of the queue; `{topic}` is replaced by the topic of the event. Without `{topic}`, one queue takes the events
+    of all topics. Only a queue whose name ends with `.fifo` keeps the order of the events of a key."""
+    owner: Annotated[str, Field(pattern=r"^\d{12}$")] | None = None
+    """Account that owns the queues; default: the account of the credentials."""
+    max_event_size: Annotated[Bytes, Field(ge=1_024, le=2**20)] = 2**18
+    """Maximum bytes of a message with its attributes, as the queues are set (`MaximumMessageSize`). A larger event
+    becomes a dead letter."""
+
+
+class SnsDelivery(AwsDelivery):
+    """A delivery to topics of Amazon SNS."""
+
+    type: Literal["sns"]
+    topic_name: Annotated[str, Field(min_length=1), AfterValidator(topic_template)] = "{topic}.fifo"
+    """Name of the topic in SNS; `{topic}` is replaced by the topic of the event. Only a topic whose name ends with
+    `.fifo` keeps the order of the events of a key."""
+    owner: Annotated[str, Field(pattern=r"^\d{12}$")] | None = None
+    """Account that owns the topics; default: the account of the credentials."""
+    max_event_size: Annotated[Bytes, Field(ge=1_024, le=2**18)] = 2**18
+    """Maximum bytes of a message with its attributes. A larger event becomes a dead letter."""
+
+
+class KinesisDelivery(AwsDelivery):
+    """A delivery to streams of Amazon Kinesis Data Streams."""
+
+    type: Literal["kinesis"]
+    stream: Annotated[str, Field(min_length=1), AfterValidator(topic_template)] = "{topic}"
+    """Name of the stream; `{topic}` is replaced by the topic of the event."""
+    max_event_size: Annotated[Bytes, Field(ge=1_024, le=10 * 2**20)] = 2**20
+    """Maximum bytes of a record and its partition key, as the streams are set. A larger event becomes a dead letter."""
+
+
 Delivery = Annotated[
     AmqpDelivery
     | FileDelivery
@@ -248,7 +286,10 @@ Delivery = Annotated[
     | MqttDelivery
     | NatsDelivery
     | RedisDelivery
+    | KinesisDelivery
+    | SnsDelivery
     | SocketDelivery
+    | SqsDelivery
     | StdoutDelivery,
     Field(discriminator="type"),
 ]  # fmt: skip

@@ -16,6 +16,9 @@ CLASSES: Final[Mapping[str, str]] = {
     "mqtt": "mqtt:MqttDestination",
     "nats": "nats:NatsDestination",
     "redis": "redis:RedisDestination",
+    "kinesis": "kinesis:KinesisDestination",
+    "sns": "sns:SnsDestination",
+    "sqs": "sqs:SqsDestination",
     "stdout": "lines:StdoutDestination",
     "tcp": "lines:SocketDestination",
 }
@@ -28,6 +31,9 @@ PROMISES: Final[Mapping[str, Promise]] = {
     "mqtt": Promise.AT_LEAST_ONCE,
     "nats": Promise.AT_LEAST_ONCE,
     "redis": Promise.EXACTLY_ONCE,
+    "kinesis": Promise.AT_LEAST_ONCE,
+    "sns": Promise.AT_LEAST_ONCE,
+    "sqs": Promise.AT_LEAST_ONCE,
     "stdout": Promise.AT_LEAST_ONCE,
     "tcp": Promise.AT_LEAST_ONCE,
 }
@@ -38,6 +44,9 @@ EXTRAS: Final[Mapping[str, str]] = {
     "mqtt": "mqtt",
     "nats": "nats",
     "redis": "redis",
+    "kinesis": "aws",
+    "sns": "aws",
+    "sqs": "aws",
 }
 """Type of a delivery → package extra with its client library; a type that needs no other package is missing."""
 

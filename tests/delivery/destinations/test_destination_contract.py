@@ -13,8 +13,6 @@ from tests.delivery.destinations.receivers import NAMES, Received, Receiver, cra
 from tests.delivery.destinations.sending import Assignment, event, numbered, run_process
 from tests.fixtures.waiting import until
 
-MEBIBYTE = 1 << 20
-
 
 @pytest.fixture(name="receiver", params=NAMES)
 def _receiver(request: pytest.FixtureRequest) -> Iterator[Receiver]:
@@ -78,7 +76,7 @@ def test_a_consumer_gets_the_bytes_that_were_sent(receiver: Receiver, destinatio
         event(2, second, "Schlüssel ✓".encode(), "größer ✓ \U0001f600".encode()),
         event(3, first, b"\x00\xff\n", bytes(range(256))),
         event(4, second, b"", b"x"),
-        event(5, first, b"large", b"0123456789abcdef" * (MEBIBYTE // 16)),
+        event(5, first, b"large", b"0123456789abcdef" * (receiver.largest // 16)),
         event(6, first, b"headers", b"x", *receiver.headers),
     ]
     destination.send(sent)
@@ -108,12 +106,13 @@ def test_a_tombstone_is_not_an_empty_value(receiver: Receiver, destination: Dest
 
 
 def test_the_events_of_a_key_stay_in_order(receiver: Receiver, destination: Destination) -> None:
-    sent = numbered(range(2000), receiver.topics)
-    for first in range(0, 2000, 250):
-        destination.send(sent[first : first + 100])
-        destination.send(sent[first + 100 : first + 250])
-        if first % 500:
-            destination.commit(b"%d" % (first + 250))
+    sent, batch = numbered(range(receiver.many), receiver.topics), receiver.many // 8
+    for first in range(0, receiver.many, batch):
+        middle, after = first + batch // 3, first + batch
+        destination.send(sent[first:middle])
+        destination.send(sent[middle:after])
+        if first % (2 * batch):
+            destination.commit(b"%d" % after)
 
     check_delivered(receiver, sent)
 

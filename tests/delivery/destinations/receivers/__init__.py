@@ -64,7 +64,11 @@ class Receiver:
     )
     """Headers that the destination keeps as they are."""
     too_large: int | None = None
-    """Bytes of a value that the destination refuses; one of 1 MiB it accepts."""
+    """Bytes of a value that the destination refuses."""
+    largest: int = 1 << 20
+    """Bytes of a value that it accepts."""
+    many: int = 2000
+    """Events, a multiple of 40, that the server takes in about a second."""
     missing: Mapping[str, str] = field(default_factory=dict)
     """Name of a property → why the destination does not have it."""
     server: Server | None = None

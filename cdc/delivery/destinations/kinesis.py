@@ -1,0 +1,93 @@
+"""Amazon Kinesis Data Streams: one record per event, at least once, in the order of the keys.
+
+A record has no attributes, so it contains the event as one JSON object, as `file` and `stdout` write it. Its partition
+key is the key of the event. `PutRecords` may fail single records and keeps no order between them: see KeyedRequests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Any, ClassVar, Final
+
+from cdc.config.destinations import KinesisDelivery
+from cdc.delivery.destinations.aws_client import FAILURES, is_missing, meaning
+from cdc.delivery.destinations.aws_destination import AwsDestination, answer_of
+from cdc.delivery.destinations.contract import Event
+from cdc.delivery.destinations.keyed_requests import KeyedLimits, RequestAnswer, RequestEntry
+from cdc.delivery.destinations.lines import line_of
+from cdc.errors import DestinationUnavailable, TopicMissing
+
+_ENTRIES: Final = 500
+_REQUEST_BYTES: Final = 5 << 20
+_LONGEST_KEY: Final = 256
+_PLAIN: Final = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.")
+_READY: Final = ("ACTIVE", "UPDATING")
+
+
+class KinesisDestination(AwsDestination[KinesisDelivery]):
+    """Streams of one account and region."""
+
+    service: ClassVar[str] = "kinesis"
+    longest_name: ClassVar[int] = 128
+
+    def _limits(self) -> KeyedLimits:
+        size = max(_REQUEST_BYTES, self._settings.max_event_size)
+        return KeyedLimits(_ENTRIES, size, self._settings.parallel)
+
+    def _most_bytes(self) -> int:
+        return self._settings.max_event_size
+
+    def _entry(self, event: Event) -> RequestEntry:
+        name = self._settings.stream.format(topic=escaped_stream(event.topic))
+        key, content = partition_key(event), line_of(event)[:-1]
+        return RequestEntry(event, name, key, len(content) + len(key.encode()), content)
+
+    def _find(self, name: str) -> str:
+        try:
+            state = self._state(name)
+        except FAILURES as exc:
+            if not is_missing(exc):
+                raise meaning(exc, f"stream {name!r} cannot be found") from exc
+            if not self._settings.create:
+                raise TopicMissing(f"stream {name!r} does not exist") from exc
+            state = self._create(name)
+        if state not in _READY:
+            raise DestinationUnavailable(f"stream {name!r} is {state!r}; the delivery waits until it is 'ACTIVE'")
+        return name
+
+    def _state(self, name: str) -> str:
+        found: str = self._client.describe_stream_summary(StreamName=name)["StreamDescriptionSummary"]["StreamStatus"]
+        return found
+
+    def _create(self, name: str) -> str:
+        try:
+            self._client.create_stream(StreamName=name, StreamModeDetails={"StreamMode": "ON_DEMAND"})
+            return self._state(name)
+        except FAILURES as exc:
+            raise meaning(exc, f"stream {name!r} cannot be created") from exc
+
+    def _post(self, place: str, entries: Sequence[RequestEntry]) -> RequestAnswer:
+        records: list[dict[str, Any]] = [{"Data": entry.content, "PartitionKey": entry.lane} for entry in entries]
+        try:
+            answer = self._client.put_records(StreamName=place, Records=records)
+        except FAILURES as exc:
+            raise meaning(exc, f"events cannot be sent to stream {place!r}") from exc
+        codes = {index: one["ErrorCode"] for index, one in enumerate(answer["Records"]) if one.get("ErrorCode")}
+        return answer_of(codes, entries)
+
+
+def partition_key(event: Event) -> str:
+    """Return the partition key: the key of the event, hashed if it is no text of 1 to 256 characters."""
+    if event.key is None:
+        return event.id
+    try:
+        text = event.key.decode()
+    except UnicodeDecodeError:
+        text = ""
+    return text if 0 < len(text) <= _LONGEST_KEY else f"sha256:{sha256(event.key).hexdigest()}"
+
+
+def escaped_stream(topic: str) -> str:
+    """Return a topic as a part of the name of a stream: `-` and two digits for a byte that it cannot have."""
+    return "".join(one if one in _PLAIN else "".join(f"-{byte:02X}" for byte in one.encode()) for one in topic)

@@ -1,0 +1,81 @@
+"""Amazon SQS: one message per event, at least once, in FIFO queues in the order of the keys.
+
+A FIFO queue drops an event that is sent again within 5 minutes, also after a crash, because its de-duplication id is
+made from the id of the event. A standard queue keeps no order and delivers some messages twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Final
+
+from cdc.config.destinations import SqsDelivery
+from cdc.delivery.destinations.aws_client import FAILURES, is_missing, meaning
+from cdc.delivery.destinations.aws_destination import AwsDestination, answer_of
+from cdc.delivery.destinations.aws_messages import (
+    ENTRIES,
+    escaped_topic,
+    group_of,
+    is_ordered,
+    message_entry,
+    text_message,
+)
+from cdc.delivery.destinations.contract import Event
+from cdc.delivery.destinations.keyed_requests import KeyedLimits, RequestAnswer, RequestEntry
+from cdc.errors import TopicMissing
+
+_FIFO_ATTRIBUTES: Final = {
+    "FifoQueue": "true",
+    "DeduplicationScope": "messageGroup",
+    "FifoThroughputLimit": "perMessageGroupId",
+}
+
+
+class SqsDestination(AwsDestination[SqsDelivery]):
+    """Queues of one account and region."""
+
+    service: ClassVar[str] = "sqs"
+    longest_name: ClassVar[int] = 80
+
+    def _limits(self) -> KeyedLimits:
+        return KeyedLimits(ENTRIES, self._settings.max_event_size, self._settings.parallel)
+
+    def _most_bytes(self) -> int:
+        return self._settings.max_event_size
+
+    def _entry(self, event: Event) -> RequestEntry:
+        name = self._settings.queue.format(topic=escaped_topic(event.topic))
+        message = text_message(event)
+        return RequestEntry(event, name, group_of(event) if is_ordered(name) else event.id, message.size, message)
+
+    def _find(self, name: str) -> str:
+        owner = {} if self._settings.owner is None else {"QueueOwnerAWSAccountId": self._settings.owner}
+        try:
+            found: str = self._client.get_queue_url(QueueName=name, **owner)["QueueUrl"]
+        except FAILURES as exc:
+            if not is_missing(exc):
+                raise meaning(exc, f"queue {name!r} cannot be found") from exc
+            if not self._settings.create:
+                raise TopicMissing(f"queue {name!r} does not exist") from exc
+            return self._create(name)
+        return found
+
+    def _create(self, name: str) -> str:
+        attributes = {"MaximumMessageSize": str(self._settings.max_event_size)}
+        if is_ordered(name):
+            attributes |= _FIFO_ATTRIBUTES
+        try:
+            created: str = self._client.create_queue(QueueName=name, Attributes=attributes)["QueueUrl"]
+        except FAILURES as exc:
+            raise meaning(exc, f"queue {name!r} cannot be created") from exc
+        return created
+
+    def _post(self, place: str, entries: Sequence[RequestEntry]) -> RequestAnswer:
+        sent: list[dict[str, Any]] = [
+            {"MessageBody": entry.content.body, **message_entry(index, entry)} for index, entry in enumerate(entries)
+        ]
+        try:
+            answer = self._client.send_message_batch(QueueUrl=self._found[place], Entries=sent)
+        except FAILURES as exc:
+            raise meaning(exc, f"events cannot be sent to queue {place!r}") from exc
+        return answer_of({int(one["Id"]): one["Code"] for one in answer.get("Failed", ())}, entries)
