@@ -10,9 +10,10 @@ from pydantic import AfterValidator, Field, model_validator
 
 from cdc.config.aws import AwsDelivery, topic_template
 from cdc.config.deliveries import DeliverySettings
-from cdc.config.field_types import Location, Switch, Whole, invalid
+from cdc.config.field_types import Glob, Identifier, Location, Model, Switch, Whole, invalid
 from cdc.config.kafka import KafkaClientSetting, KafkaLogin, KafkaServerAddress, KafkaTopics, is_local
 from cdc.config.secret import ReferencedSecret
+from cdc.config.sql_expression import Expression
 from cdc.config.units import Bytes, Seconds
 
 _PLACE: Final = r"://(\[[0-9a-fA-F:.]+\]|[^\s/@?#:\[\]]+)(:\d{1,5})?"
@@ -279,17 +280,54 @@ class KinesisDelivery(AwsDelivery):
     """Maximum bytes of a record and its partition key, as the streams are set. A larger event becomes a dead letter."""
 
 
+class StatsdMetric(Model):
+    """A metric that is made from the changes of a table."""
+
+    metric: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$", max_length=200)]
+    """Name of the metric, for example `orders.placed`."""
+    table: Glob
+    """Glob over `schema.table`."""
+    when: Expression | None = None
+    """Condition in Spark SQL over `op` and the columns of both images, for example `op = 'c'`; a change that does not
+    contain a column of the condition counts."""
+    type: Literal["counter", "gauge"] = "counter"
+    """`counter` adds up, `gauge` is the newest value."""
+    value: Identifier | None = None
+    """Column with the value, of a numeric type; default of a counter: 1 for each change."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if self.type == "gauge" and self.value is None:
+            raise invalid("a gauge needs 'value', the column that it shows")
+        return self
+
+
+class StatsdDelivery(DeliverySettings):
+    """A delivery that counts changes and sends the counts to a StatsD server by UDP, which may lose some."""
+
+    type: Literal["statsd"]
+    host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
+    """Host name or address of the server."""
+    port: Annotated[Whole, Field(ge=1, le=65535)] = 8125
+    """UDP port of the server."""
+    metrics: Annotated[tuple[StatsdMetric, ...], Field(min_length=1)]
+    """The metrics."""
+    datagram: Annotated[Bytes, Field(ge=256, le=65_000)] = 1_432
+    """Maximum bytes of a datagram."""
+
+
 Delivery = Annotated[
     AmqpDelivery
     | FileDelivery
     | KafkaDelivery
+    | KinesisDelivery
     | MqttDelivery
     | NatsDelivery
     | RedisDelivery
-    | KinesisDelivery
     | SnsDelivery
     | SocketDelivery
     | SqsDelivery
+    | StatsdDelivery
     | StdoutDelivery,
     Field(discriminator="type"),
 ]  # fmt: skip

@@ -17,6 +17,7 @@ from cdc.delivery.event_source import EventSource
 from cdc.delivery.formats import new_format
 from cdc.delivery.formats.event_rows import SourceNames
 from cdc.delivery.progress import ProgressFile, delivery_uuid
+from cdc.delivery.statsd_lines import own_format
 from cdc.log.consumer_registration import ConsumerRegistration
 from cdc.log.reader import LogReader
 
@@ -35,7 +36,7 @@ def opened_delivery(
     """Yield a delivery that is connected to its destination; it is closed after the block."""
     identity = DeliveryIdentity(definition.name, settings.name, found.log_id)
     names = SourceNames(definition.name, found.identity.database, version("cdc"), found.log_id)
-    source = EventSource(found, settings, identity, new_format(settings, names))
+    source = EventSource(found, settings, identity, own_format(settings) or new_format(settings, names))
     store = ProgressFile(definition.log.root, found.log_id, settings.name)
     loop = DeliveryLoop(found, source, new_destination(settings, identity), store, figures)
     try:
