@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.metadata import version
 from typing import NamedTuple
 
@@ -15,9 +16,9 @@ from cdc.delivery.destinations import new_destination
 from cdc.delivery.destinations.contract import DeliveryIdentity
 from cdc.delivery.event_source import EventSource
 from cdc.delivery.formats import new_format
+from cdc.delivery.formats.contract import Format
 from cdc.delivery.formats.event_rows import SourceNames
 from cdc.delivery.progress import ProgressFile, delivery_uuid
-from cdc.delivery.statsd_lines import own_format
 from cdc.log.consumer_registration import ConsumerRegistration
 from cdc.log.reader import LogReader
 
@@ -36,7 +37,7 @@ def opened_delivery(
     """Yield a delivery that is connected to its destination; it is closed after the block."""
     identity = DeliveryIdentity(definition.name, settings.name, found.log_id)
     names = SourceNames(definition.name, found.identity.database, version("cdc"), found.log_id)
-    source = EventSource(found, settings, identity, own_format(settings) or new_format(settings, names))
+    source = EventSource(found, settings, identity, _format(settings, names))
     store = ProgressFile(definition.log.root, found.log_id, settings.name)
     loop = DeliveryLoop(found, source, new_destination(settings, identity), store, figures)
     try:
@@ -46,3 +47,11 @@ def opened_delivery(
     finally:
         loop.close()
         source.close()
+
+
+def _format(settings: Delivery, names: SourceNames) -> Format:
+    """Return the format of a delivery; metrics have one of their own, which needs the engine of conditions."""
+    own: Format | None = None
+    if settings.type == "statsd":
+        own = import_module("cdc.delivery.statsd_lines").own_format(settings)
+    return new_format(settings, names) if own is None else own
