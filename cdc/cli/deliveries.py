@@ -153,6 +153,8 @@ def rewind(
     ends = {"earliest": Position(0), "latest": log.durable or Position(0)}
     found = None if to in ends else parse_since(log, to)
     position = ends[to] if found is None else found[0]
+    if found is not None and found[1] is None:
+        position = Position.parse(to)  # 'after', unlike --since of other commands, which includes the position
     confirm(f"send delivery {name!r} again from position {position}", yes=yes)
     with Catalog.open(definition.catalog.url) as catalog:
         number = delivery_requests.request_rewind(catalog, definition.name, name, str(position), getuser())

@@ -46,13 +46,16 @@ def test_a_delivery_is_paused_and_resumed(capsys: pytest.CaptureFixture[str], de
     assert "delivery 'events' is running\n" in resumed.output
 
 
-def test_a_rewind_waits_for_the_process(capsys: pytest.CaptureFixture[str], definition: Path) -> None:
-    done = run(capsys, "deliveries", "rewind", "events", "--to", "0/10", "--yes", "-c", definition, "--json")
+@pytest.mark.parametrize(("to", "position"), [("earliest", "0/0"), ("latest", "0/A"), ("0/8", "0/8")])
+def test_a_rewind_to_exactly_a_position_waits_for_the_process(
+    capsys: pytest.CaptureFixture[str], definition: Path, to: str, position: str
+) -> None:
+    done = run(capsys, "deliveries", "rewind", "events", "--to", to, "--yes", "-c", definition, "--json")
 
-    assert done.envelope["result"] == {"position": "0/F", "done": False}
+    assert done.envelope["result"] == {"position": position, "done": False}
     with Catalog.open(f"sqlite:///{definition.parent}/catalog.db") as catalog:
         (command,) = catalog.commands.pending("shop", REWIND_DELIVERY)
-    assert command.payload == {"delivery": "events", "position": "0/F"}
+    assert command.payload == {"delivery": "events", "position": position}
 
 
 def test_an_unknown_delivery_is_refused(capsys: pytest.CaptureFixture[str], definition: Path) -> None:

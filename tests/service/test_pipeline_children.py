@@ -17,6 +17,12 @@ def test_a_pipeline_has_three_processes_and_only_the_asked_ones_are_started() ->
     assert [child.name for child in pipeline_children("shop.yaml", copies_only=True) if child.may_end] == ["reader"]
 
 
+def test_a_pipeline_with_deliveries_has_a_process_for_them() -> None:
+    names = [child.name for child in pipeline_children("shop.yaml", delivers=True)]
+    assert sorted(names) == ["apply", "deliver", "reader", "server"]
+    assert [child.name for child in pipeline_children("shop.yaml", ["deliver"])] == ["deliver"]
+
+
 def test_every_module_that_is_imported_before_the_fork_exists() -> None:
     """The warm process leaves a failed import to its child, so a renamed module would only cost time."""
     for entry in {entry for entries in IMPORTS.values() for entry in entries}:
