@@ -43,6 +43,8 @@ class EventPart:
     """Returns the dead letter that an event would be, without reason, given the index of the event."""
     refused: Sequence[tuple[ParkedKey, CdcError]] = ()
     """Changes that cannot be encoded."""
+    rows: Sequence[int] = ()
+    """Index of the row of each event; empty if the events are not only those of rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +228,7 @@ def _assembled(rows: pa.Table, groups: Sequence[_Group], log_id: str) -> EventPa
         group, number = groups[owners[index]], int(numbers[index])
         return _letter(rows, group, int(group.encoded.source[number]), group.topic(number))
 
-    return EventPart([events[number] for number in order.tolist()], letter, refused)
+    return EventPart([events[number] for number in order.tolist()], letter, refused, places[order].tolist())
 
 
 def _events(rows: pa.Table, group: _Group, log_id: str) -> Iterator[Event]:

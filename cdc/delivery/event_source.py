@@ -5,12 +5,12 @@ While the loop waits for the destination, a thread reads and encodes the next wi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.config.deliveries import DeliverySettings
@@ -20,7 +20,9 @@ from cdc.delivery.formats.contract import Format
 from cdc.delivery.log_windows import LogWindow, next_window
 from cdc.delivery.overload import OverloadPolicy, Selection
 from cdc.delivery.progress import ParkedKey, Progress
+from cdc.delivery.transaction_boundaries import TransactionBoundaries, boundaries_for
 from cdc.log.reader import LogReader
+from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
 
 _Start = tuple[Position, Position | None]
@@ -60,6 +62,7 @@ class EventSource:
     ) -> None:
         self._log, self._settings = log, settings
         self._encoder = EventEncoder(settings, identity, encoding)
+        self._boundaries = partial(boundaries_for, settings, identity)
         self._overload = OverloadPolicy(settings, identity)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"encode {settings.name}")
         self._ahead: tuple[_Start, Future[EventWindow | None]] | None = None
@@ -94,8 +97,13 @@ class EventSource:
             if window is None:
                 return
             schemas = self._log.schemas(after) if schemas is None else schemas
+            boundaries = self._boundaries()
             for rows in window.tables(self._encoder.tables):
-                yield self._of_key(letter, rows.filter(pc.less_equal(rows["position"], int(upto))), schemas)
+                selected = self._encoder.selected(rows.filter(pc.less_equal(rows["position"], int(upto))))
+                part = self._encoder.encode(selected, schemas)
+                yield _of_key(letter, part if boundaries is None else boundaries.added(part, selected))
+            if boundaries is not None:
+                yield _of_key(letter, boundaries.end())
             after = window.upto
 
     def close(self) -> None:
@@ -112,17 +120,6 @@ class EventSource:
         ahead[1].exception()
         return None
 
-    def _of_key(self, letter: ParkedKey, rows: pa.Table, schemas: Schemas) -> list[Event]:
-        part = self._encoder.encode(self._encoder.selected(rows), schemas)
-        for parked, refusal in part.refused:
-            if parked.identity == letter.identity and parked.first >= letter.first:
-                raise refusal
-        return [
-            event
-            for number, event in enumerate(part.events)
-            if (event.position, event.ordinal) >= letter.first and part.letters(number).identity == letter.identity
-        ]
-
     def _read(self, after: Position, bootstrap: Position | None) -> EventWindow | None:
         self._log.refresh()
         window = next_window(self._log, after, bootstrap, self._overload.most(self._settings.batch))
@@ -130,7 +127,7 @@ class EventSource:
             return None
         schemas = dict(self._schemas[1]) if self._schemas is not None and self._schemas[0] == after else None
         schemas = self._log.schemas(after) if schemas is None else schemas
-        parts = _Parts(window, self._encoder, self._overload, schemas)
+        parts = _Parts(window, self._encoder, self._overload, schemas, self._boundaries)
         committed_at = self._log.committed_at(window.upto)
         if window.is_large:
             return EventWindow(window, parts, committed_at)
@@ -142,13 +139,36 @@ class EventSource:
 class _Parts:
     """The parts of a window, encoded each time that they are iterated."""
 
-    def __init__(self, window: LogWindow, encoder: EventEncoder, overload: OverloadPolicy, schemas: Schemas) -> None:
+    def __init__(
+        self,
+        window: LogWindow,
+        encoder: EventEncoder,
+        overload: OverloadPolicy,
+        schemas: Schemas,
+        boundaries: Callable[[], TransactionBoundaries | None],
+    ) -> None:
+        self._boundaries = boundaries
         self._window, self._encoder, self._schemas = window, encoder, schemas
         self._select = overload.for_window(is_behind=not window.is_last)
         self.schemas_after = schemas
 
     def __iter__(self) -> Iterator[WindowPart]:
         self.schemas_after = dict(self._schemas)
+        boundaries = self._boundaries()
         for rows in self._window.tables(self._encoder.tables):
             selection = self._select(self._encoder.selected(rows))
-            yield WindowPart(self._encoder.encode(selection.rows, self.schemas_after), selection)
+            part = self._encoder.encode(selection.rows, self.schemas_after)
+            yield WindowPart(part if boundaries is None else boundaries.added(part, selection.rows), selection)
+        if boundaries is not None and (ending := boundaries.end()).events:
+            yield WindowPart(ending, Selection(LOG_SCHEMA.empty_table()))
+
+
+def _of_key(letter: ParkedKey, part: EventPart) -> list[Event]:
+    for parked, refusal in part.refused:
+        if parked.identity == letter.identity and parked.first >= letter.first:
+            raise refusal
+    return [
+        event
+        for number, event in enumerate(part.events)
+        if (event.position, event.ordinal) >= letter.first and part.letters(number).identity == letter.identity
+    ]
