@@ -105,17 +105,3 @@ def test_without_credentials_the_destination_is_denied(aws: Aws, monkeypatch: py
     with pytest.raises(DestinationDenied, match="no AWS credentials"):
         send_one(destination, "shop.orders")
     destination.close()
-
-
-def test_a_standard_queue_takes_events_too(aws: Aws) -> None:
-    destination = opened(aws, "sqs", queue=f"{aws.prefix}-all")
-    destination.send([event(number, f"topic {number}", b"key", b"value") for number in range(3)])
-    destination.commit(b"3")
-    destination.close()
-    client = aws.client("sqs")
-    url = client.get_queue_url(QueueName=f"{aws.prefix}-all")["QueueUrl"]
-    found = client.receive_message(QueueUrl=url, MaxNumberOfMessages=10, MessageAttributeNames=["All"])["Messages"]
-    client.close()
-
-    topics = sorted(one["MessageAttributes"]["cdc.topic"]["StringValue"] for one in found)
-    assert topics == ["topic 0", "topic 1", "topic 2"]
