@@ -60,8 +60,8 @@ class SocketDelivery(DeliverySettings):
     port: Annotated[Whole, Field(ge=1, le=65535)]
     """Port of the receiver."""
     acknowledge: Switch = False
-    """Whether the receiver answers each line with a line that begins with the id of the event; otherwise an event
-    counts as delivered when the operating system has taken it."""
+    """Whether the receiver answers each line with a line that begins with the id of the event. Otherwise an event
+    counts as delivered when the operating system has taken it, and is lost if the receiver dies: at most once."""
 
 
 class KafkaDelivery(DeliverySettings):

@@ -10,17 +10,15 @@ stores the progress with the events this happens at most zero times, to any othe
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
 from cdc.config.deliveries import DeliverySettings, StartAt
 from cdc.delivery.delivery_figures import DeliveryFigures
-from cdc.delivery.destinations.contract import Destination, Event, EventsRefused
-from cdc.delivery.event_encoder import EventPart
+from cdc.delivery.destinations.contract import Destination, EventsRefused
 from cdc.delivery.event_source import EventSource, EventWindow, WindowPart
 from cdc.delivery.progress import ParkedKey, Progress, ProgressFile
-from cdc.errors import CdcError, DeadLetterLimitExceeded, Reaction
+from cdc.errors import CdcError, Reaction
 from cdc.failpoint import hit
 from cdc.log.reader import LogReader
 from cdc.position import Position
@@ -134,7 +132,7 @@ class DeliveryLoop:
         progress, sent = replace(self._progress, position=window.upto, bootstrap=window.window.bootstrap), 0
         for part in window.parts:
             progress = _with_refused(progress, part)
-            events = _unparked(part, progress)
+            events = part.unparked(progress)
             try:
                 self._destination.send(events)
             except EventsRefused as refused:
@@ -171,32 +169,6 @@ class DeliveryLoop:
         """Open the destination again, after which nothing of the interrupted batch is there or will come."""
         self._destination.close()
         self._destination.open()
-
-
-def check_progress(progress: Progress, log_id: str, settings: DeliverySettings) -> None:
-    """Raise DeliveryOfAnotherLog if the progress belongs to another log, and DeadLetterLimitExceeded if it has too many
-    dead letters.
-    """
-    progress.check_log(log_id, settings.name)
-    if len(progress.parked) > settings.stop_at:
-        raise DeadLetterLimitExceeded(
-            f"delivery {settings.name!r} has {len(progress.parked):,} dead-letter keys, but may have at most "
-            f"{settings.stop_at:,}"
-        )
-
-
-def _unparked(part: WindowPart, progress: Progress) -> Sequence[Event]:
-    """Return the events that do not wait behind a dead letter, and the event that reports a gap."""
-    events: list[Event] = part.encoded.events
-    if progress.parked:
-        events = [event for number, event in enumerate(events) if not _waits(part.encoded, number, progress)]
-    return events if part.selection.gap is None else [*events, part.selection.gap]
-
-
-def _waits(part: EventPart, number: int, progress: Progress) -> bool:
-    parked = progress.parked.get(part.letters(number).identity)
-    event = part.events[number]
-    return parked is not None and (event.position, event.ordinal) >= parked.first
 
 
 def _with_refused(progress: Progress, part: WindowPart) -> Progress:

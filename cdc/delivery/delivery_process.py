@@ -20,9 +20,9 @@ from cdc.catalog.process_lease import leased
 from cdc.config import Definition
 from cdc.config.destinations import Delivery
 from cdc.delivery.delivery_figures import DeliveryFigures
-from cdc.delivery.delivery_loop import check_progress
 from cdc.delivery.delivery_requests import DeliveryRequests
 from cdc.delivery.opened_delivery import OpenedDelivery, opened_delivery
+from cdc.delivery.progress import check_progress
 from cdc.errors import CdcError, LogError, Reaction, SinkInUse, as_cdc_error
 from cdc.log.reader import LogReader
 from cdc.position import Position

@@ -9,7 +9,7 @@ from typing import Any, Final
 from cdc.catalog import Catalog, SinkProgress
 from cdc.catalog.delivery_requests import pause_of
 from cdc.config import Definition
-from cdc.delivery.destinations import PROMISES
+from cdc.delivery.destinations import promise_of
 from cdc.errors import UnknownName
 from cdc.position import Position
 
@@ -47,7 +47,7 @@ def summaries(definition: Definition, catalog: Catalog) -> list[DeliverySummary]
         DeliverySummary(
             name=one.name,
             type=one.type,
-            promise=PROMISES[one.type].value,
+            promise=promise_of(one).value,
             format=one.format.value,
             topic=one.topic,
             paused=pause_of(catalog, definition.name, one.name) is not None,

@@ -5,7 +5,7 @@ While the loop waits for the destination, a thread reads and encodes the next wi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -34,6 +34,18 @@ class WindowPart(NamedTuple):
 
     encoded: EventPart
     selection: Selection
+
+    def unparked(self, progress: Progress) -> Sequence[Event]:
+        """Return the events that do not wait behind a dead letter, and the event that reports a gap."""
+        events: list[Event] = self.encoded.events
+        if progress.parked:
+            events = [event for number, event in enumerate(events) if not self._waits(number, progress)]
+        return events if self.selection.gap is None else [*events, self.selection.gap]
+
+    def _waits(self, number: int, progress: Progress) -> bool:
+        parked = progress.parked.get(self.encoded.letters(number).identity)
+        event = self.encoded.events[number]
+        return parked is not None and (event.position, event.ordinal) >= parked.first
 
 
 @dataclass(frozen=True, slots=True)

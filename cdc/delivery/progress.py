@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
 from cdc import atomic_file
-from cdc.errors import CdcError, DeliveryFenced, DeliveryOfAnotherLog, ProgressDamaged
+from cdc.config.deliveries import DeliverySettings
+from cdc.errors import CdcError, DeadLetterLimitExceeded, DeliveryFenced, DeliveryOfAnotherLog, ProgressDamaged
 from cdc.log.bucket_files import Root
 from cdc.position import ChangePosition, Position
 
@@ -165,6 +166,18 @@ class Progress:
                 f"the progress of delivery {delivery!r} belongs to log {self.log_id}, but this is log {log_id}",
                 remedy=f"give the delivery another name, or run 'cdc deliveries rewind {delivery}'",
             )
+
+
+def check_progress(progress: Progress, log_id: str, settings: DeliverySettings) -> None:
+    """Raise DeliveryOfAnotherLog if the progress belongs to another log, and DeadLetterLimitExceeded if it has too many
+    dead letters.
+    """
+    progress.check_log(log_id, settings.name)
+    if len(progress.parked) > settings.stop_at:
+        raise DeadLetterLimitExceeded(
+            f"delivery {settings.name!r} has {len(progress.parked):,} dead-letter keys, but may have at most "
+            f"{settings.stop_at:,}"
+        )
 
 
 def delivery_uuid(log_id: str, name: str) -> str:

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cdc.delivery.delivery_loop import check_progress
 from cdc.delivery.destinations.contract import Event
-from cdc.delivery.progress import Progress
+from cdc.delivery.progress import Progress, check_progress
 from cdc.errors import (
     DeadLetterLimitExceeded,
     DeliveryFenced,

@@ -53,6 +53,13 @@ EXTRAS: Final[Mapping[str, str]] = {
 """Type of a delivery → package extra with its client library; a type that needs no other package is missing."""
 
 
+def promise_of(settings: Any) -> Promise:
+    """Return how often a delivery delivers each event. settings: a model of `cdc.config.destinations`."""
+    if settings.type == "tcp" and not settings.acknowledge:
+        return Promise.AT_MOST_ONCE  # what the operating system has taken is lost if the receiver dies
+    return PROMISES[settings.type]
+
+
 def new_destination(settings: Any, identity: DeliveryIdentity) -> Destination:
     """Return the destination of a delivery, not yet connected. settings: a model of `cdc.config.destinations`."""
     module, _, name = CLASSES[settings.type].partition(":")
