@@ -23,6 +23,7 @@ from cdc.config.destinations import KafkaDelivery
 from cdc.delivery.destinations.contract import DeliveryIdentity, Event, EventsRefused, Promise
 from cdc.delivery.destinations.kafka_client import (
     REFUSED,
+    SLICE,
     TOO_LARGE,
     ClientErrors,
     client_settings,
@@ -37,6 +38,8 @@ from cdc.errors import CdcError, DeliveryError, DeliveryFenced, DestinationUnava
 _BATCH_SIZE: Final = 1_000_000
 """Bytes of events that one request for a partition contains."""
 _FEWEST: Final = 1_000
+_FAILED_BEFORE: Final = (KafkaError._STATE, KafkaError._FATAL)
+"""Codes of a call after an error of the transaction or of the client."""
 _ABORT_SECONDS: Final = 2.0
 """How long `close` waits for the end of a transaction that it aborts; consumers wait for the next `open` otherwise."""
 
@@ -243,9 +246,11 @@ class KafkaDestination:
 
     def _fail(self, exc: Any = None) -> Any:
         """Raise what an error of the client means."""
-        if self._producer is not None:
-            serve(self._producer.poll, self._errors, 0)
         errors = self._errors
+        # the client has failed before this call did, and may not have reported yet why
+        seconds = SLICE if isinstance(exc, KafkaException) and exc.args[0].code() in _FAILED_BEFORE else 0
+        if self._producer is not None and not (errors.failed or errors.fatal):
+            serve(self._producer.poll, errors, seconds)
         failed = errors.failed
         if errors.fatal is None and failed is not None and failed[0].code() in REFUSED:
             error, topic = failed
