@@ -19,6 +19,8 @@ from cdc.config.units import Bytes, Seconds
 _PLACE: Final = r"://(\[[0-9a-fA-F:.]+\]|[^\s/@?#:\[\]]+)(:\d{1,5})?"
 """Pattern of host and port in a URL; a login is not part of the URL."""
 
+_ZEROMQ_ADDRESS: Final = r"^(tcp://(\*|[^\s/:*]+|\[[0-9a-fA-F:.]+\]):\d{1,5}|ipc://[^\s]+)$"
+_ZEROMQ_LOCAL: Final = ("tcp://127.0.0.1:", "tcp://[::1]:", "tcp://localhost:", "ipc://")
 _LOCAL: Final = ("localhost", "127.0.0.1", "::1")
 
 
@@ -316,6 +318,30 @@ class StatsdDelivery(DeliverySettings):
     """Maximum bytes of a datagram."""
 
 
+class ZeromqDelivery(DeliverySettings):
+    """A delivery to subscribers of a ZeroMQ PUB socket, which loses events; a subscriber asks for them again."""
+
+    type: Literal["zeromq"]
+    publish: Annotated[str, Field(pattern=_ZEROMQ_ADDRESS)]
+    """Address at which subscribers connect, for example `tcp://127.0.0.1:5556`."""
+    history: Annotated[str, Field(pattern=_ZEROMQ_ADDRESS)]
+    """Address at which subscribers ask for events again, for example `tcp://127.0.0.1:5557`."""
+    queue: Annotated[Whole, Field(ge=1)] = 100_000
+    """Number of events that wait for a slow subscriber; later ones are lost for it until it asks for them."""
+    insecure_plaintext: Switch = False
+    """Whether subscribers may be on other machines: everybody who reaches the addresses gets all events, and anybody on
+    the way can read and change them."""
+
+    @model_validator(mode="after")
+    def _protected(self) -> Self:
+        places = self.publish, self.history
+        if not self.insecure_plaintext and not all(place.startswith(_ZEROMQ_LOCAL) for place in places):
+            raise invalid("other machines can reach this address: set 'insecure_plaintext' if they may read all events")
+        if self.publish == self.history:
+            raise invalid("'publish' and 'history' need different addresses")
+        return self
+
+
 Delivery = Annotated[
     AmqpDelivery
     | FileDelivery
@@ -328,7 +354,8 @@ Delivery = Annotated[
     | SocketDelivery
     | SqsDelivery
     | StatsdDelivery
-    | StdoutDelivery,
+    | StdoutDelivery
+    | ZeromqDelivery,
     Field(discriminator="type"),
 ]  # fmt: skip
 """A delivery of a definition; `type` selects the destination."""

@@ -13,7 +13,8 @@ from cdc.config.destinations import Delivery
 from cdc.delivery.delivery_figures import DeliveryFigures
 from cdc.delivery.delivery_loop import DeliveryLoop
 from cdc.delivery.destinations import new_destination
-from cdc.delivery.destinations.contract import DeliveryIdentity
+from cdc.delivery.destinations.contract import DeliveryIdentity, ServesHistory
+from cdc.delivery.event_history import LoggedHistory
 from cdc.delivery.event_source import EventSource
 from cdc.delivery.formats import new_format
 from cdc.delivery.formats.contract import Format
@@ -39,13 +40,22 @@ def opened_delivery(
     names = SourceNames(definition.name, found.identity.database, version("cdc"), found.log_id)
     source = EventSource(found, settings, identity, _format(settings, names))
     store = ProgressFile(definition.log.root, found.log_id, settings.name)
-    loop = DeliveryLoop(found, source, new_destination(settings, identity), store, figures)
+    destination = new_destination(settings, identity)
+    history = None
+    if isinstance(destination, ServesHistory):
+        # a log reader and a source of its own: receivers ask while the loop sends
+        log = LogReader(definition.log.root)
+        history = LoggedHistory(log, EventSource(log, settings, identity, _format(settings, names)))
+        destination.serve_history(history)
+    loop = DeliveryLoop(found, source, destination, store, figures)
     try:
         loop.open(settings)
         uuid = delivery_uuid(found.log_id, settings.name)
         yield OpenedDelivery(loop, ConsumerRegistration(definition.log.root, uuid, settings.name))
     finally:
         loop.close()
+        if history is not None:
+            history.close()
         source.close()
 
 

@@ -22,6 +22,7 @@ CLASSES: Final[Mapping[str, str]] = {
     "statsd": "statsd:StatsdDestination",
     "stdout": "lines:StdoutDestination",
     "tcp": "lines:SocketDestination",
+    "zeromq": "zeromq:ZeromqDestination",
 }
 """Type of a delivery → module and class of its destination. Modules are imported when they are needed, because each
 imports its client library."""
@@ -38,6 +39,7 @@ PROMISES: Final[Mapping[str, Promise]] = {
     "statsd": Promise.AT_MOST_ONCE,
     "stdout": Promise.AT_LEAST_ONCE,
     "tcp": Promise.AT_LEAST_ONCE,
+    "zeromq": Promise.AT_MOST_ONCE,
 }
 """Type of a delivery → the promise of its class, which can be shown without the client library."""
 EXTRAS: Final[Mapping[str, str]] = {
@@ -49,6 +51,7 @@ EXTRAS: Final[Mapping[str, str]] = {
     "redis": "redis",
     "sns": "aws",
     "sqs": "aws",
+    "zeromq": "zeromq",
 }
 """Type of a delivery → package extra with its client library; a type that needs no other package is missing."""
 

@@ -128,3 +128,32 @@ class EventsRefused(Exception):
         """Id of a refused event → the reason."""
         self.others_acknowledged = others_acknowledged
         """True if all other events of the batch are acknowledged; only if the destination stores no progress."""
+
+
+class HistoryPage(NamedTuple):
+    """Some events of the log, in order."""
+
+    events: Sequence[Event]
+    next: str
+    """Where the next page begins."""
+    is_last: bool
+    """True if the log had no later event."""
+
+
+class EventHistory(Protocol):
+    """The events of a delivery, read from the log again, with the same ids; any one thread at a time may use it."""
+
+    def page(self, after: str, most: int) -> HistoryPage:
+        """Return up to `most` events that follow an event or a page.
+
+        after: the id of an event, `next` of a page, or empty for everything that the log has. Raises a CdcError if the
+        log does not have the changes any more, or if `after` is none of these.
+        """
+
+
+@runtime_checkable
+class ServesHistory(Protocol):
+    """A destination whose receivers ask for events that the transport has lost."""
+
+    def serve_history(self, history: EventHistory) -> None:
+        """Take the history; called once, before `open`. The destination uses it until `close`."""

@@ -15,11 +15,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from cdc.delivery.formats.printed_events import MessageFormat, PrintedEvents
 from fastavro import parse_schema, schemaless_reader
 
 from cdc.delivery.formats.avro_codec import AvroCodec
 from cdc.delivery.formats.debezium import DebeziumFormat
+from cdc.delivery.formats.printed_events import MessageFormat, PrintedEvents
 from cdc.delivery.formats.protobuf_codec import ProtobufCodec
 from cdc.delivery.formats.table_changes import TableChanges, table_changes
 from cdc.log.reader import LogReader
