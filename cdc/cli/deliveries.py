@@ -45,7 +45,7 @@ def deliver(names: NamesArgument = None, config: ConfigOption = DEFAULT_CONFIG) 
 
     A delivery of type stdout prints events, one JSON object per line: 'cdc deliver NAME | jq .value'.
     """
-    from cdc.allocators import use_system_allocators
+    from cdc.allocators import collect_garbage_rarely, use_system_allocators
     from cdc.config import load_definition
     from cdc.delivery.delivery_process import main
     from cdc.delivery.delivery_summary import check_name
@@ -64,6 +64,7 @@ def deliver(names: NamesArgument = None, config: ConfigOption = DEFAULT_CONFIG) 
             remedy="add one to 'deliveries' in the definition, or write the name of a delivery to stdout",
         )
     use_system_allocators(arenas=2)
+    collect_garbage_rarely()
     raise typer.Exit(main(definition, chosen))
 
 
