@@ -318,6 +318,39 @@ class StatsdDelivery(DeliverySettings):
     """Maximum bytes of a datagram."""
 
 
+class MulticastDelivery(DeliverySettings):
+    """A delivery by UDP multicast, which loses events; a receiver asks for them again by TCP."""
+
+    type: Literal["multicast"]
+    group: Annotated[str, Field(pattern=r"^2(2[4-9]|3\d)(\.\d{1,3}){3}$")]
+    """IPv4 address of the group, for example `239.255.7.1`."""
+    port: Annotated[Whole, Field(ge=1, le=65535)]
+    """UDP port of the group."""
+    interface: Annotated[str, Field(pattern=r"^\d{1,3}(\.\d{1,3}){3}$")] = "127.0.0.1"
+    """Address of this machine through which datagrams leave."""
+    ttl: Annotated[Whole, Field(ge=0, le=255)] = 0
+    """Number of networks that a datagram passes; 0: it stays on this machine, 1: in the network of `interface`."""
+    datagram: Annotated[Bytes, Field(ge=576, le=65_000)] = 1_400
+    """Maximum bytes of a datagram; an event that is larger becomes several."""
+    rate: Annotated[Bytes, Field(ge=1_000)] = 20 * 2**20
+    """Bytes per second at most, so that receivers and switches can follow."""
+    heartbeat: Annotated[Seconds, Field(ge=0.01)] = 0.2
+    """Time between datagrams without an event, by which a receiver sees that the last event was lost."""
+    repair_port: Annotated[Whole, Field(ge=0, le=65535)] = 0
+    """TCP port at `interface` where receivers ask for events; 0 takes a free one, which every datagram contains."""
+    max_event_size: Annotated[Bytes, Field(ge=1_000, le=2**26)] = 2**20
+    """Maximum bytes of an event that is sent to the group. A receiver gets a larger one as if it had lost it."""
+    insecure_plaintext: Switch = False
+    """Whether receivers may be on other machines: everybody who joins the group gets all events, and anybody on the way
+    can read and change them."""
+
+    @model_validator(mode="after")
+    def _protected(self) -> Self:
+        if not self.insecure_plaintext and (self.ttl > 0 or not self.interface.startswith("127.")):
+            raise invalid("other machines can join this group: set 'insecure_plaintext' if they may read all events")
+        return self
+
+
 class ZeromqDelivery(DeliverySettings):
     """A delivery to subscribers of a ZeroMQ PUB socket, which loses events; a subscriber asks for them again."""
 
@@ -348,6 +381,7 @@ Delivery = Annotated[
     | KafkaDelivery
     | KinesisDelivery
     | MqttDelivery
+    | MulticastDelivery
     | NatsDelivery
     | RedisDelivery
     | SnsDelivery

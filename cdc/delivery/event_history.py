@@ -7,11 +7,13 @@ precedes is left out.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import Final, Self
 
 from cdc.delivery.destinations.contract import Event, HistoryPage
+from cdc.delivery.event_encoder import EventPart
 from cdc.delivery.event_source import EventSource
 from cdc.delivery.formats.contract import TOMBSTONE
 from cdc.delivery.progress import Progress
@@ -60,9 +62,12 @@ class _Start:
 class LoggedHistory:
     """The history of one delivery; see EventHistory."""
 
-    def __init__(self, log: LogReader, source: EventSource) -> None:
-        """Log and source: of its own, because the loop uses another pair at the same time."""
-        self._log, self._source = log, source
+    def __init__(self, log: LogReader, source: EventSource, parked: Callable[[], Collection[str]]) -> None:
+        """Log and source: of its own, because the loop uses another pair at the same time.
+
+        parked: returns the keys with dead letters; a page has none of their events.
+        """
+        self._log, self._source, self._parked = log, source, parked
         self._lock = Lock()
 
     def page(self, after: str, most: int) -> HistoryPage:
@@ -79,12 +84,14 @@ class LoggedHistory:
         if 0 <= start.ordinal < _AFTER_ALL:
             position = Position(max(0, start.position - 1))  # the rest of this transaction is in the page
         events: list[Event] = []
+        parked = set(self._parked())
         while True:
             window = self._source.next(Progress(log_id=self._log.log_id, position=position, bootstrap=bootstrap))
             if window is None:
                 return HistoryPage(events, str(_after_all(position, start, bootstrap)), is_last=True)
             for part in window.parts:
-                events += [event for event in part.encoded.events if start.precedes(event)]
+                parked |= {letter.identity for letter, _ in part.encoded.refused}
+                events += [event for event in _without(part.encoded, parked) if start.precedes(event)]
                 if len(events) >= most:
                     last = events[most - 1]
                     is_compacted = position < self._log.oldest
@@ -92,6 +99,12 @@ class LoggedHistory:
                     end = _Start(last.position, last.ordinal, last.id.endswith(TOMBSTONE), int(state))
                     return HistoryPage(events[:most], str(end), is_last=False)
             position, bootstrap = window.upto, window.window.bootstrap
+
+
+def _without(part: EventPart, parked: Collection[str]) -> Sequence[Event]:
+    if not parked:
+        return part.events
+    return [event for number, event in enumerate(part.events) if part.letters(number).identity not in parked]
 
 
 def _after_all(position: Position, start: _Start, bootstrap: Position | None) -> _Start:

@@ -41,13 +41,14 @@ def opened_delivery(
     source = EventSource(found, settings, identity, _format(settings, names))
     store = ProgressFile(definition.log.root, found.log_id, settings.name)
     destination = new_destination(settings, identity)
+    loop = DeliveryLoop(found, source, destination, store, figures)
     history = None
     if isinstance(destination, ServesHistory):
         # a log reader and a source of its own: receivers ask while the loop sends
         log = LogReader(definition.log.root)
-        history = LoggedHistory(log, EventSource(log, settings, identity, _format(settings, names)))
+        own_source = EventSource(log, settings, identity, _format(settings, names))
+        history = LoggedHistory(log, own_source, lambda: loop.progress.parked)
         destination.serve_history(history)
-    loop = DeliveryLoop(found, source, destination, store, figures)
     try:
         loop.open(settings)
         uuid = delivery_uuid(found.log_id, settings.name)

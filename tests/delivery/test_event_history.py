@@ -11,6 +11,7 @@ import pytest
 
 from cdc.delivery.destinations.contract import Event
 from cdc.delivery.event_history import LoggedHistory
+from cdc.delivery.progress import order_key
 from cdc.errors import CdcError, DeliveryOfAnotherLog, MalformedPosition
 from cdc.position import Position
 from pipelines.compaction.compaction_steps import compact
@@ -32,9 +33,9 @@ def _root(tmp_path: Path) -> Path:
     return tmp_path / "log"
 
 
-def history_of(root: Path, **fields: Any) -> LoggedHistory:
+def history_of(root: Path, parked: frozenset[str] = frozenset(), **fields: Any) -> LoggedHistory:
     run = LoopRun(root, PlannedDestination(), **fields)
-    return LoggedHistory(run.log, run.source)
+    return LoggedHistory(run.log, run.source, lambda: parked)
 
 
 def pages(history: LoggedHistory, after: str, most: int) -> Iterator[list[Event]]:
@@ -94,6 +95,17 @@ def test_the_compacted_state_comes_first_and_in_pages_too(root: Path) -> None:
     for event in [one for one in whole if one.position > 90][::9]:
         place = event.position, event.ordinal
         assert everything(history, event.id) == [one for one in whole if (one.position, one.ordinal) > place]
+    history.close()
+
+
+def test_events_of_a_key_with_a_dead_letter_are_left_out(root: Path) -> None:
+    writer = begin_log(root)
+    commit_rows(writer, *(change(ORDERS, 20, number, str(number % 3)) for number in range(9)))
+    whole = everything(history_of(root))
+    parked = order_key(whole[1].topic, ("1",))
+    history = history_of(root, frozenset({parked}))
+
+    assert everything(history, most=2) == [one for one in whole if one.ordinal % 3 != 1]
     history.close()
 
 
