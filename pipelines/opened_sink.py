@@ -21,7 +21,7 @@ from cdc.errors import LogError, LogTrimmed
 from cdc.log.reader import LogReader
 from pipelines.large_range_query import IDLE, LargeRangeQuery
 from pipelines.range_folder import PARTIAL_ROWS, SMALL, RangeFolder
-from pipelines.runtime.consumer_registration import pinned_in, sink_registration
+from pipelines.runtime.consumer_registration import sink_registration
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.replay_pause import ReplayPauses
 from pipelines.runtime.sink_lease import SinkLeases
@@ -169,7 +169,7 @@ class OpenedSink:
         at_once: write the registration even if its interval has not passed.
         """
         applied = self.loop.consumed_position
-        self._registration.report(applied, pinned_in(self._log, applied), at_once=at_once)
+        self._registration.report(applied, self._log.pinned_version(applied), at_once=at_once)
 
     def catch_up(self) -> None:
         """Give the sink the Spark session once there is one, and catch up the tables that lagged when the sink opened.

@@ -25,7 +25,6 @@ from cdc.delivery.opened_delivery import OpenedDelivery, opened_delivery
 from cdc.delivery.progress import check_progress
 from cdc.errors import CdcError, LogError, Reaction, SinkInUse, as_cdc_error
 from cdc.log.reader import LogReader
-from cdc.position import Position
 
 REPORT_EVERY: Final = 1.0
 """Seconds between two reports to the catalog."""
@@ -117,7 +116,7 @@ class DeliveryRunner(Thread):
                 requests_due = time.monotonic() + REQUESTS_EVERY
                 self.figures.record_notice(self._requests.pause_notice())
             check_progress(loop.progress, found.log_id, self._settings)
-            opened.registration.report(loop.stored.needed, _pinned(found, loop.stored.position))
+            opened.registration.report(loop.stored.needed, found.pinned_version(loop.stored.position))
             if self._requests.is_paused:
                 self._stop_requested.wait(REQUESTS_EVERY)
             elif loop.step():
@@ -238,8 +237,3 @@ def _await_end(runners: Sequence[DeliveryRunner], stop: Event) -> list[CdcError]
     for runner in runners:
         runner.join(max(0.0, deadline - time.monotonic()))
     return failures
-
-
-def _pinned(found: LogReader, position: Position) -> int | None:
-    """Return the version of `compacted` that the delivery reads; None if it needs only `changes`."""
-    return found.compacted.version if found.compacted is not None and position < found.oldest else None

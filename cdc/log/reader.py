@@ -130,6 +130,10 @@ class LogReader:
         """The compacted state, which replaces the trimmed changes; None if nothing was trimmed."""
         return self._compacted
 
+    def pinned_version(self, after: Position) -> int | None:
+        """Return the version of `compacted` that a consumer at position `after` reads; None if it needs none."""
+        return self._compacted.version if self._compacted is not None and after < self._oldest else None
+
     @property
     def last_commit(self) -> CommitInfo | None:
         """Metadata of the latest commit of `changes`; None before the initial snapshot."""

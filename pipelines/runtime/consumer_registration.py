@@ -35,11 +35,6 @@ def target_uuid(log_id: str, wanted: DeltaSinkDefinition | SearchSinkDefinition,
     return str(uuid.uuid5(uuid.NAMESPACE_URL, f"cdc:{log_id}/{wanted.type}/{place}{suffix}"))
 
 
-def pinned_in(view: LogReader, after: Position) -> int | None:
-    """Return the version of `compacted` that a consumer at position `after` reads; None if it needs only `changes`."""
-    return view.compacted.version if view.compacted is not None and after < view.oldest else None
-
-
 @contextmanager
 def registered_for_replay(
     root: str | Root, view: LogReader, wanted: DeltaSinkDefinition | SearchSinkDefinition
@@ -50,7 +45,7 @@ def registered_for_replay(
     """
     registered, done = sink_registration(root, view.log_id, wanted, REPLAY), Event()
     horizon = Position(0) if view.compacted is None else view.compacted.horizon
-    pinned = pinned_in(view, Position(0))
+    pinned = view.pinned_version(Position(0))
 
     def report_regularly() -> None:
         while not done.wait(ALIVE_EVERY):

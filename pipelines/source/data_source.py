@@ -21,7 +21,6 @@ from pyspark.sql.types import StructType
 from cdc.errors import InvalidDefinition, SchemaNotApplicable
 from cdc.log.reader import LogReader
 from cdc.position import Position
-from pipelines.runtime.consumer_registration import pinned_in
 from pipelines.source.options import LATEST, PushedFilters, SourceOptions
 from pipelines.source.read_tasks import SCHEMA, Frame, LogPartition, group_files, plan_tasks, read_task
 
@@ -153,7 +152,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802 - Spark's name
         """Return the end offset of the next batch. The result is `start` if there is nothing to read."""
         log, after = self._refreshed(), Position(start["position"])
-        pinned = pinned_in(log, after)
+        pinned = log.pinned_version(after)
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         # a batch with compacted rows ends at the horizon: later changes could be trimmed before a restart
         upto = log.latest_boundary(after, most if pinned is None else 1)
@@ -178,7 +177,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # after a restart Spark plans a batch whose end an earlier process has returned
             log = self._refreshed()
         pinned = end.get("compacted")
-        if pinned is not None and pinned != pinned_in(log, after):
+        if pinned is not None and pinned != log.pinned_version(after):
             log = log.as_of(pinned, upto) or log
         return plan_tasks(log, self._frame, after, upto)
 
