@@ -36,7 +36,7 @@ from cdc.delivery.destinations.broker_connection import (
     repeated_header,
     tls_context,
 )
-from cdc.delivery.destinations.contract import DeliveryIdentity, Event, EventsRefused, Promise
+from cdc.delivery.destinations.contract import DeliveryIdentity, Event, Promise, refuse
 from cdc.errors import CdcError, DestinationDenied, DestinationUnavailable, EventRefused, EventTooLarge, TopicMissing
 
 LONGEST: Final = 255
@@ -88,8 +88,7 @@ class AmqpDestination:
     def send(self, events: Sequence[Event]) -> None:
         """Publish the events, after the first one of each new topic was confirmed."""
         assert self._window is not None  # noqa: S101 - the contract: opened before
-        if refused := {event.id: error for event in events if (error := self._refusal(event)) is not None}:
-            raise EventsRefused(refused)
+        refuse((event, self._refusal(event)) for event in events)
         first = {event.topic: event for event in reversed(events) if event.topic not in self._known}
         if first:
             self._send_first([event for event in events if first.get(event.topic) is event])

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from cdc import failpoint
 from cdc.config.aws import AwsDelivery
 from cdc.delivery.destinations.aws_client import new_client, refusal_of_entry
-from cdc.delivery.destinations.contract import DeliveryIdentity, Event, EventsRefused, Promise
+from cdc.delivery.destinations.contract import DeliveryIdentity, Event, Promise, refuse
 from cdc.delivery.destinations.keyed_requests import KeyedLimits, KeyedRequests, RequestAnswer, RequestEntry
 from cdc.errors import CdcError, DestinationUnavailable, EventRefused, EventTooLarge
 
@@ -45,9 +45,7 @@ class AwsDestination(ABC, Generic[SettingsT]):
         """Check the events, then let them wait for `commit`, or send them if many wait."""
         requests = self._opened()
         entries = [self._entry(event) for event in events]
-        refused = {entry.event.id: error for entry in entries if (error := self._refusal(entry)) is not None}
-        if refused:
-            raise EventsRefused(refused)
+        refuse((entry.event, self._refusal(entry)) for entry in entries)
         for name in sorted({entry.place for entry in entries} - self._found.keys()):
             self._found[name] = self._find(name)
         requests.add(entries)

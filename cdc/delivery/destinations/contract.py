@@ -16,7 +16,7 @@ exactly once. Every other one delivers at least once, and an event that is sent 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, Final, NamedTuple, Protocol, runtime_checkable
@@ -128,6 +128,12 @@ class EventsRefused(Exception):
         """Id of a refused event → the reason."""
         self.others_acknowledged = others_acknowledged
         """True if all other events of the batch are acknowledged; only if the destination stores no progress."""
+
+
+def refuse(checked: Iterable[tuple[Event, CdcError | None]]) -> None:
+    """Raise EventsRefused if one of the events has a reason."""
+    if refused := {event.id: reason for event, reason in checked if reason is not None}:
+        raise EventsRefused(refused)
 
 
 class HistoryPage(NamedTuple):

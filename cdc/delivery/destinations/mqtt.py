@@ -27,7 +27,7 @@ from cdc.delivery.destinations.broker_connection import (
     escape,
     tls_context,
 )
-from cdc.delivery.destinations.contract import ID_HEADER, DeliveryIdentity, Event, EventsRefused, Promise
+from cdc.delivery.destinations.contract import ID_HEADER, DeliveryIdentity, Event, Promise, refuse
 from cdc.errors import CdcError, DestinationDenied, DestinationUnavailable, EventRefused, EventTooLarge
 
 AT_LEAST_ONCE: Final = 1
@@ -94,8 +94,7 @@ class MqttDestination:
     def send(self, events: Sequence[Event]) -> None:
         """Publish the events; the call waits while earlier ones of their keys are not acknowledged."""
         assert self._window is not None  # noqa: S101 - the contract: opened before
-        if refused := {event.id: error for event in events if (error := self._refusal(event)) is not None}:
-            raise EventsRefused(refused)
+        refuse((event, self._refusal(event)) for event in events)
         self._window.send(events)
 
     def commit(self, progress: bytes) -> None:

@@ -34,7 +34,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from cdc.config.destinations import RedisDelivery
 from cdc.delivery.destinations.broker_connection import address, connection_error
-from cdc.delivery.destinations.contract import DeliveryIdentity, Event, EventsRefused, Promise
+from cdc.delivery.destinations.contract import DeliveryIdentity, Event, Promise, refuse
 from cdc.errors import CdcError, DeliveryFenced, DestinationDenied, DestinationUnavailable, EventRefused, EventTooLarge
 from cdc.failpoint import hit
 
@@ -161,9 +161,7 @@ class RedisDestination:
 
     def _check(self, events: Sequence[Event]) -> None:
         """Raise EventsRefused for events that Redis cannot take, and an error if the batch becomes too large."""
-        refused = {event.id: error for event in events if (error := self._refusal(event)) is not None}
-        if refused:
-            raise EventsRefused(refused)
+        refuse((event, self._refusal(event)) for event in events)
         self._bytes += sum(map(_size, events))
         if self._bytes > self._settings.max_batch:
             raise DestinationUnavailable(
