@@ -7,12 +7,12 @@ them. Other content is base64, and the attribute `cdc.encoding` says so.
 from __future__ import annotations
 
 import base64
-import json
 import re
 from hashlib import sha256
 from typing import Any, Final, NamedTuple
 
 from cdc.delivery.destinations.contract import ID_HEADER, POSITION_HEADER, XID_HEADER, Event
+from cdc.delivery.destinations.event_json import header_list
 from cdc.delivery.destinations.keyed_requests import RequestEntry
 
 ENTRIES: Final = 10
@@ -106,9 +106,9 @@ def text_message(event: Event) -> TextMessage:
     if event.key is not None:
         text = _plain_text(event.key)
         attributes |= {KEY: text} if text else {KEY_BASE64: "=" + base64.b64encode(event.key).decode()}
-    others = [_header(name, value) for name, value in event.headers if name not in _OWN_HEADERS]
+    others = [header for header in event.headers if header[0] not in _OWN_HEADERS]
     if others:
-        attributes[HEADERS] = json.dumps(others)
+        attributes[HEADERS] = header_list(others)
     body, encoding = _body(event.value)
     if encoding:
         attributes[ENCODING] = encoding
@@ -122,13 +122,6 @@ def _body(value: bytes | None) -> tuple[str, str]:
         return "-", "empty"
     text = _plain_text(value)
     return (text, "") if text is not None else (base64.b64encode(value).decode(), "base64")
-
-
-def _header(name: str, value: bytes) -> list[str]:
-    try:
-        return [name, value.decode()]
-    except UnicodeDecodeError:
-        return [name, base64.b64encode(value).decode(), "base64"]
 
 
 def _plain_text(content: bytes) -> str | None:

@@ -18,7 +18,7 @@ from typing import ClassVar, Final, NamedTuple
 from cdc import atomic_file
 from cdc.config.destinations import FileDelivery
 from cdc.delivery.destinations.contract import DeliveryIdentity, Event, Promise
-from cdc.delivery.destinations.lines import line_of
+from cdc.delivery.destinations.event_json import line_of
 from cdc.errors import DeliveryFenced, DestinationUnavailable, ProgressDamaged
 from cdc.failpoint import hit
 

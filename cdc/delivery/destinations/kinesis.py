@@ -14,8 +14,8 @@ from cdc.config.destinations import KinesisDelivery
 from cdc.delivery.destinations.aws_client import FAILURES, is_missing, meaning
 from cdc.delivery.destinations.aws_destination import AwsDestination, answer_of
 from cdc.delivery.destinations.contract import Event
+from cdc.delivery.destinations.event_json import line_of
 from cdc.delivery.destinations.keyed_requests import KeyedLimits, RequestAnswer, RequestEntry
-from cdc.delivery.destinations.lines import line_of
 from cdc.errors import DestinationUnavailable, TopicMissing
 
 _ENTRIES: Final = 500

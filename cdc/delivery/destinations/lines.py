@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import os
 import socket
 import sys
@@ -12,60 +10,11 @@ from typing import BinaryIO, ClassVar, Final
 
 from cdc.config.destinations import SocketDelivery, StdoutDelivery
 from cdc.delivery.destinations.contract import DeliveryIdentity, Event, Promise
+from cdc.delivery.destinations.event_json import line_of
 from cdc.errors import DestinationUnavailable
 
 TIMEOUT: Final = 30.0
 """Seconds for which a receiver may take no bytes, or not answer, before the connection counts as broken."""
-
-
-def line_of(event: Event) -> bytes:
-    r"""Return an event as one line: `{"id", "topic", "key", "value", "headers"}`.
-
-    Key and value are JSON where they are JSON, otherwise text; bytes that are not UTF-8 are `{"base64": …}`. The
-    position and ordinal are in the id.
-    """
-    headers = {name: _text(value) for name, value in event.headers}
-    head = json.dumps({"id": event.id, "topic": event.topic}, ensure_ascii=False)[:-1].encode()
-    return b"".join(
-        (
-            head,
-            b', "key": ',
-            _json(event.key),
-            b', "value": ',
-            _json(event.value),
-            b', "headers": ',
-            _dumped(headers),
-            b"}\n",
-        )
-    )
-
-
-def _json(content: bytes | None) -> bytes:
-    """Return content as JSON: unchanged if it looks like an object that one of the formats has made."""
-    if content is None:
-        return b"null"
-    if content[:1] == b"{" and content[-1:] == b"}" and b"\n" not in content and _is_json(content):
-        return content
-    return _dumped(_text(content))
-
-
-def _is_json(content: bytes) -> bool:
-    try:
-        json.loads(content)
-    except ValueError:
-        return False
-    return True
-
-
-def _text(content: bytes) -> str | dict[str, str]:
-    try:
-        return content.decode()
-    except UnicodeDecodeError:
-        return {"base64": base64.b64encode(content).decode()}
-
-
-def _dumped(value: object) -> bytes:
-    return json.dumps(value, ensure_ascii=False).encode()
 
 
 class StdoutDestination:

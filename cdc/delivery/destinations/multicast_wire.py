@@ -5,14 +5,13 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import struct
 from collections.abc import Iterator
 from enum import IntEnum
 from typing import Final, NamedTuple
 
 from cdc.delivery.destinations.contract import Event
+from cdc.delivery.destinations.event_json import header_list
 
 MAGIC: Final = b"CDCM"
 VERSION: Final = 1
@@ -56,7 +55,7 @@ def encoded_event(event: Event) -> bytes:
     key, value = event.key or b"", event.value or b""
     flags = (WITHOUT_KEY if event.key is None else 0) | (TOMBSTONE if event.value is None else 0)
     topic, name = event.topic.encode(), event.id.encode()
-    headers = json.dumps([_header(*one) for one in event.headers]).encode()
+    headers = header_list(event.headers).encode()
     lengths = map(len, (topic, name, key, value, headers))
     return EVENT.pack(event.position, event.ordinal, flags, *lengths) + topic + name + key + value + headers
 
@@ -77,10 +76,3 @@ def heartbeat(number: int, source: DatagramSource) -> bytes:
 def answer(kind: AnswerKind, content: bytes) -> bytes:
     """Return a part of an answer to a request for repair."""
     return ANSWER.pack(kind, len(content)) + content
-
-
-def _header(name: str, value: bytes) -> list[str]:
-    try:
-        return [name, value.decode()]
-    except UnicodeDecodeError:
-        return [name, base64.b64encode(value).decode(), "base64"]

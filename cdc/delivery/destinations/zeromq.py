@@ -9,8 +9,6 @@ comes from the log, in pages, with the same ids; the order of position and ordin
 
 from __future__ import annotations
 
-import base64
-import json
 import secrets
 import struct
 from collections.abc import Sequence
@@ -24,6 +22,7 @@ import zmq
 from cdc import failpoint
 from cdc.config.destinations import ZeromqDelivery
 from cdc.delivery.destinations.contract import DeliveryIdentity, Event, EventHistory, Promise
+from cdc.delivery.destinations.event_json import header_list
 from cdc.delivery.destinations.history_pages import answered_page
 from cdc.errors import CdcError, DestinationUnavailable
 
@@ -145,13 +144,6 @@ def frames(event: Event, session: int, number: int, flags: int = 0) -> list[byte
         event.id.encode(),
         event.key or b"",
         event.value or b"",
-        json.dumps([_header(name, value) for name, value in event.headers]).encode(),
+        header_list(event.headers).encode(),
         NUMBERS.pack(session, number, event.position, event.ordinal, flags),
     ]
-
-
-def _header(name: str, value: bytes) -> list[str]:
-    try:
-        return [name, value.decode()]
-    except UnicodeDecodeError:
-        return [name, base64.b64encode(value).decode(), "base64"]

@@ -1,4 +1,4 @@
-"""Lines of JSON: what they contain, standard output with backpressure, and a connection with acknowledgements."""
+"""Lines of JSON: standard output with backpressure, and a connection with acknowledgements."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from threading import Thread
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from cdc.config.destinations import SocketDelivery, StdoutDelivery
 from cdc.delivery.destinations.contract import DeliveryIdentity, Event
-from cdc.delivery.destinations.lines import SocketDestination, StdoutDestination, line_of
+from cdc.delivery.destinations.lines import SocketDestination, StdoutDestination
 from cdc.errors import DestinationUnavailable
 
 IDENTITY = DeliveryIdentity("shop", "copy", "LOG")
@@ -25,35 +23,6 @@ STDOUT = StdoutDelivery.model_validate({"type": "stdout", "name": "copy"})
 def event(number: int = 0, value: bytes | None = b"{}", key: bytes | None = None) -> Event:
     """An event."""
     return Event(f"LOG/0/1/{number}", 1, number, "t", key, value, (("cdc.id", b"x"),))
-
-
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        (None, None),
-        (b'{"a": 1}', {"a": 1}),
-        (b"{not json}", "{not json}"),
-        (b'{"a":\n1}', '{"a":\n1}'),
-        (b"text", "text"),
-        (b"\xff", {"base64": "/w=="}),
-        (b"", ""),
-    ],
-)
-def test_a_value_is_json_text_or_base64(content: bytes | None, expected: Any):
-    line = line_of(event(value=content))
-
-    assert json.loads(line) == {
-        "id": "LOG/0/1/0", "topic": "t", "key": None, "value": expected, "headers": {"cdc.id": "x"}
-    }  # fmt: skip
-
-
-@given(st.binary(max_size=30), st.binary(max_size=30), st.text(max_size=10))
-def test_every_event_is_one_line_of_json(value: bytes, key: bytes, topic: str):
-    line = line_of(Event("LOG/0/1/0", 1, 0, topic, key, value, (("h", value),)))
-
-    assert line.endswith(b"\n")
-    assert line.count(b"\n") == 1
-    assert json.loads(line)["topic"] == topic
 
 
 def test_standard_output_waits_for_its_reader():
