@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
 from cdc import failpoint
-from cdc.config.aws import AwsDelivery
+from cdc.config.destinations import KinesisDelivery, SnsDelivery, SqsDelivery
 from cdc.delivery.destinations.aws_client import new_client, refusal_of_entry
 from cdc.delivery.destinations.contract import DeliveryIdentity, Event, Promise, refuse
 from cdc.delivery.destinations.keyed_requests import KeyedLimits, KeyedRequests, RequestAnswer, RequestEntry
 from cdc.errors import CdcError, DestinationUnavailable, EventRefused, EventTooLarge
 
-SettingsT = TypeVar("SettingsT", bound=AwsDelivery)
+SettingsT = TypeVar("SettingsT", bound=SqsDelivery | SnsDelivery | KinesisDelivery)
 
 
 class AwsDestination(ABC, Generic[SettingsT]):
@@ -25,6 +25,10 @@ class AwsDestination(ABC, Generic[SettingsT]):
     """Name of the service in AWS's client."""
     longest_name: ClassVar[int]
     """Characters of the name of a queue, topic or stream."""
+    entries: ClassVar[int]
+    """Events that one request contains at most."""
+    request_bytes: ClassVar[int] = 0
+    """Bytes that one request contains at most, or the largest event if that is larger."""
 
     def __init__(self, settings: SettingsT, identity: DeliveryIdentity) -> None:
         del identity
@@ -38,7 +42,9 @@ class AwsDestination(ABC, Generic[SettingsT]):
         """Make the client; it connects when it sends."""
         self.close()
         self._client, self._found = new_client(self.service, self._settings), {}
-        self._requests = KeyedRequests(self._post, self._limits(), self._settings.timeout)
+        size = max(self.request_bytes, self._settings.max_event_size)
+        limits = KeyedLimits(self.entries, size, self._settings.parallel)
+        self._requests = KeyedRequests(self._post, limits, self._settings.timeout)
         return None
 
     def send(self, events: Sequence[Event]) -> None:
@@ -66,14 +72,6 @@ class AwsDestination(ABC, Generic[SettingsT]):
             self._client = None
 
     @abstractmethod
-    def _limits(self) -> KeyedLimits:
-        """Return what one request may contain."""
-
-    @abstractmethod
-    def _most_bytes(self) -> int:
-        """Return the maximum size of an event."""
-
-    @abstractmethod
     def _entry(self, event: Event) -> RequestEntry:
         """Return an event as entry of a request."""
 
@@ -91,7 +89,7 @@ class AwsDestination(ABC, Generic[SettingsT]):
         return self._requests
 
     def _refusal(self, entry: RequestEntry) -> CdcError | None:
-        most = self._most_bytes()
+        most = self._settings.max_event_size
         if len(entry.place) > self.longest_name:
             return EventRefused(
                 f"{entry.place!r} is longer than a name in {self.service!r} may be, {self.longest_name} characters",

@@ -81,7 +81,13 @@ def group_of(event: Event) -> str:
     return f"sha256:{sha256(event.key).hexdigest()}"
 
 
-def message_entry(index: int, entry: RequestEntry) -> dict[str, Any]:
+def request_entry(event: Event, place: str) -> RequestEntry:
+    """Return an event as a message for a request. place: name of a queue or topic, in which `{topic}` is replaced"""
+    name, message = place.format(topic=escaped_topic(event.topic)), text_message(event)
+    return RequestEntry(event, name, group_of(event) if is_ordered(name) else event.id, message.size, message)
+
+
+def batch_entry(index: int, entry: RequestEntry) -> dict[str, Any]:
     """Return the entry of a batch without the text, of which the two services name the field differently."""
     attributes = entry.content.attributes.items()
     made: dict[str, Any] = {

@@ -15,11 +15,9 @@ from cdc.delivery.destinations.aws_client import FAILURES, is_missing, meaning
 from cdc.delivery.destinations.aws_destination import AwsDestination, answer_of
 from cdc.delivery.destinations.contract import Event
 from cdc.delivery.destinations.event_json import line_of
-from cdc.delivery.destinations.keyed_requests import KeyedLimits, RequestAnswer, RequestEntry
+from cdc.delivery.destinations.keyed_requests import RequestAnswer, RequestEntry
 from cdc.errors import DestinationUnavailable, TopicMissing
 
-_ENTRIES: Final = 500
-_REQUEST_BYTES: Final = 5 << 20
 _LONGEST_KEY: Final = 256
 _PLAIN: Final = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.")
 _READY: Final = ("ACTIVE", "UPDATING")
@@ -30,13 +28,8 @@ class KinesisDestination(AwsDestination[KinesisDelivery]):
 
     service: ClassVar[str] = "kinesis"
     longest_name: ClassVar[int] = 128
-
-    def _limits(self) -> KeyedLimits:
-        size = max(_REQUEST_BYTES, self._settings.max_event_size)
-        return KeyedLimits(_ENTRIES, size, self._settings.parallel)
-
-    def _most_bytes(self) -> int:
-        return self._settings.max_event_size
+    entries: ClassVar[int] = 500
+    request_bytes: ClassVar[int] = 5 << 20
 
     def _entry(self, event: Event) -> RequestEntry:
         name = self._settings.stream.format(topic=escaped_stream(event.topic))

@@ -14,14 +14,12 @@ from cdc.delivery.destinations.aws_client import FAILURES, is_missing, meaning
 from cdc.delivery.destinations.aws_destination import AwsDestination, answer_of
 from cdc.delivery.destinations.aws_messages import (
     ENTRIES,
-    escaped_topic,
-    group_of,
+    batch_entry,
     is_ordered,
-    message_entry,
-    text_message,
+    request_entry,
 )
 from cdc.delivery.destinations.contract import Event
-from cdc.delivery.destinations.keyed_requests import KeyedLimits, RequestAnswer, RequestEntry
+from cdc.delivery.destinations.keyed_requests import RequestAnswer, RequestEntry
 from cdc.errors import TopicMissing
 
 _FIFO_ATTRIBUTES: Final = {
@@ -36,17 +34,10 @@ class SqsDestination(AwsDestination[SqsDelivery]):
 
     service: ClassVar[str] = "sqs"
     longest_name: ClassVar[int] = 80
-
-    def _limits(self) -> KeyedLimits:
-        return KeyedLimits(ENTRIES, self._settings.max_event_size, self._settings.parallel)
-
-    def _most_bytes(self) -> int:
-        return self._settings.max_event_size
+    entries: ClassVar[int] = ENTRIES
 
     def _entry(self, event: Event) -> RequestEntry:
-        name = self._settings.queue.format(topic=escaped_topic(event.topic))
-        message = text_message(event)
-        return RequestEntry(event, name, group_of(event) if is_ordered(name) else event.id, message.size, message)
+        return request_entry(event, self._settings.queue)
 
     def _find(self, name: str) -> str:
         owner = {} if self._settings.owner is None else {"QueueOwnerAWSAccountId": self._settings.owner}
@@ -72,7 +63,7 @@ class SqsDestination(AwsDestination[SqsDelivery]):
 
     def _post(self, place: str, entries: Sequence[RequestEntry]) -> RequestAnswer:
         sent: list[dict[str, Any]] = [
-            {"MessageBody": entry.content.body, **message_entry(index, entry)} for index, entry in enumerate(entries)
+            {"MessageBody": entry.content.body, **batch_entry(index, entry)} for index, entry in enumerate(entries)
         ]
         try:
             answer = self._client.send_message_batch(QueueUrl=self._found[place], Entries=sent)
