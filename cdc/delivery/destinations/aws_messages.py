@@ -112,7 +112,7 @@ def text_message(event: Event) -> TextMessage:
     if event.key is not None:
         text = _plain_text(event.key)
         attributes |= {KEY: text} if text else {KEY_BASE64: "=" + base64.b64encode(event.key).decode()}
-    others = [header for header in event.headers if header[0] not in _OWN_HEADERS]
+    others = tuple(header for header in event.headers if header[0] not in _OWN_HEADERS)
     if others:
         attributes[HEADERS] = header_list(others)
     body, encoding = _body(event.value)

@@ -21,10 +21,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, Final, NamedTuple, Protocol, runtime_checkable
 
+from cdc.delivery.formats.contract import Headers
 from cdc.errors import CdcError
-
-Headers = tuple[tuple[str, bytes], ...]
-"""Names and values of the headers of an event, in order."""
 
 ID_HEADER: Final = "cdc.id"
 """Header with the id of the event."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable
 
 from cdc.delivery.destinations.contract import Event
+from cdc.delivery.formats.contract import Headers
 
 
 def line_of(event: Event) -> bytes:
@@ -31,7 +31,7 @@ def line_of(event: Event) -> bytes:
     )
 
 
-def header_list(headers: Iterable[tuple[str, bytes]]) -> str:
+def header_list(headers: Headers) -> str:
     """Return headers as a JSON array of `[name, text]`, or `[name, base64, "base64"]` for bytes that are not UTF-8."""
     return json.dumps([_header(name, value) for name, value in headers])
 

@@ -19,10 +19,9 @@ import pyarrow.compute as pc
 
 from cdc.config.deliveries import DebeziumSettings, DeliverySettings
 from cdc.delivery.formats.connect_schema import MESSAGE_KEY, SchemaPair, envelope_schema, message_schema, scalar
-from cdc.delivery.formats.contract import EncodedEvents, LogicalMessages
+from cdc.delivery.formats.contract import EncodedEvents, Headers, LogicalMessages
 from cdc.delivery.formats.debezium_rows import NO_SCHEMA, DebeziumTable, JsonPieces, schema_frame
 from cdc.delivery.formats.event_rows import (
-    EventHeaders,
     JsonRows,
     MessageColumns,
     Refusals,
@@ -184,14 +183,14 @@ def operations(rows: JsonRows, has_new_key: np.ndarray) -> pa.StringArray:
 
 def key_change_headers(
     rows: JsonRows, keys: pa.StringArray, has_new_key: np.ndarray, old_keys: pa.StringArray | None
-) -> dict[int, EventHeaders]:
+) -> dict[int, Headers]:
     """Return the headers of the events of key changes; old_keys: None if there is no key change."""
     if old_keys is None:
         return {}
     ordinals = rows.array("ordinal").to_numpy()
     positions = rows.array("position").to_numpy()
     is_delete = rows.is_operation(Operation.DELETE)
-    headers: dict[int, EventHeaders] = {}
+    headers: dict[int, Headers] = {}
     for index in np.flatnonzero(has_new_key).tolist():
         old_key = old_keys[index].as_py() or ""
         headers[index] = ((OLD_KEY, old_key.encode()),)

@@ -15,15 +15,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.delivery.formats.contract import TOMBSTONE, EncodedEvents
+from cdc.delivery.formats.contract import TOMBSTONE, EncodedEvents, Headers
 from cdc.delivery.formats.json_arrays import concatenated
 from cdc.errors import CdcError, EventNotEncodable
 from cdc.log_row import Operation
 from cdc.lsn import Lsn
 from cdc.position import LSN_BITS, position_texts
 
-EventHeaders = tuple[tuple[str, bytes], ...]
-"""Names and values of the headers that a format adds to one event."""
 _LSN_MASK: Final = (1 << LSN_BITS) - 1
 _CONTROL: Final = pa.array([Operation.SCHEMA.value, Operation.GENERATION.value])
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -132,7 +130,7 @@ def assemble(
     is_sent: np.ndarray,
     refused: Mapping[int, CdcError],
     *,
-    headers: Mapping[int, EventHeaders] | None = None,
+    headers: Mapping[int, Headers] | None = None,
     tombstones: np.ndarray | None = None,
 ) -> EncodedEvents:
     """Return the events of changes.

@@ -7,8 +7,7 @@ import json
 import pytest
 
 from cdc.config.deliveries import EventFormat
-from cdc.delivery.formats.contract import TOMBSTONE, LogicalMessages
-from cdc.delivery.formats.event_rows import EventHeaders
+from cdc.delivery.formats.contract import TOMBSTONE, Headers, LogicalMessages
 from tests.delivery.formats.changes import ID, changes_of, column, format_named, log_row, log_rows, schema_with
 
 SCHEMA = schema_with(ID, column("price", 1700, "numeric", typmod=(5 << 16 | 2) + 4), column("note"))
@@ -31,7 +30,7 @@ def test_events_of_changes_are_in_order_and_have_one_length(name: str, schemas: 
     assert (len(events.keys), len(events.values)) == (count, count)
     assert events.source.tolist() == sorted(events.source.tolist())
     suffixes = events.suffixes or [""] * count
-    headers: list[EventHeaders] = events.headers or [()] * count
+    headers: list[Headers] = events.headers or [()] * count
     assert (len(suffixes), len(headers)) == (count, count)
     assert len(set(zip(events.source.tolist(), suffixes, strict=True))) == count
     for suffix, text in zip(suffixes, events.values.to_pylist(), strict=True):

@@ -21,7 +21,8 @@ from typing import Final, NamedTuple, Protocol
 
 import pytest
 
-from cdc.delivery.destinations.contract import Destination, Headers
+from cdc.delivery.destinations.contract import Destination
+from cdc.delivery.formats.contract import Headers
 
 NAMES: Final = tuple(sorted(module.name for module in pkgutil.iter_modules(__path__)))
 
