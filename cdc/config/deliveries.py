@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from cdc.config.field_types import Glob, Identifier, Location, Model, Name, Switch, Whole, invalid, placeholders
-from cdc.config.secret import HIDDEN, Secret
+from cdc.config.secret import ReferencedSecret
 from cdc.config.sql_expression import Expression
 from cdc.config.transform import Transform
 from cdc.config.units import Seconds
@@ -17,12 +17,6 @@ from cdc.config.units import Seconds
 _TABLE_NAMES: Final = frozenset({"pipeline", "schema", "table"})
 _OUTBOX_NAMES: Final = frozenset({"pipeline", "type"})
 _MESSAGE_NAMES: Final = frozenset({"pipeline", "prefix"})
-
-
-def _reference_only(secret: Secret) -> Secret:
-    if secret.reference == HIDDEN:
-        raise invalid("a password is in plain text: write ${VAR}, {env: VAR} or {file: PATH} instead")
-    return secret
 
 
 class EventFormat(StrEnum):
@@ -56,7 +50,7 @@ class SchemaRegistryAccess(Model):
     """URL of the registry, for example `https://registry.example.com:8081`."""
     user: Annotated[str, Field(min_length=1)] | None = None
     """Name of the user for basic authentication."""
-    password: Annotated[Secret, AfterValidator(_reference_only)] | None = None
+    password: ReferencedSecret | None = None
     """Password of the user, as a reference such as `${VAR}`."""
     ca_file: Location | None = None
     """PEM file with the certificate authority of the registry; default: the authorities of the system."""
