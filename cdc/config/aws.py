@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field
 
 from cdc.config.deliveries import DeliverySettings
-from cdc.config.field_types import Switch, Whole, invalid, placeholders
+from cdc.config.field_types import Switch, Whole, invalid
 from cdc.config.units import Seconds
 
 _LOCAL: Final = ("localhost", "127.0.0.1", "::1")
@@ -22,13 +22,6 @@ def _endpoint(text: str) -> str:
         raise invalid("a URL of an endpoint has neither a user nor a query")
     if parts.scheme == "http" and parts.hostname not in _LOCAL:
         raise invalid("an endpoint that is not on this machine needs https")
-    return text
-
-
-def topic_template(text: str) -> str:
-    """Return a text in which `{topic}` is the only placeholder; raises a validation error for another one."""
-    if set(placeholders(text)) - {"topic"}:
-        raise invalid("expected no placeholder but {known}", known="{topic}")
     return text
 
 

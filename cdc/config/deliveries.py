@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from cdc.config.field_types import Glob, Identifier, Location, Model, Name, Switch, Whole, invalid, placeholders
+from cdc.config.field_types import (
+    Glob,
+    Identifier,
+    Location,
+    Model,
+    Name,
+    Switch,
+    Whole,
+    invalid,
+    only_placeholders,
+    placeholders,
+)
 from cdc.config.secret import ReferencedSecret
 from cdc.config.sql_expression import Expression
 from cdc.config.transform import Transform
 from cdc.config.units import Seconds
-
-_TABLE_NAMES: Final = frozenset({"pipeline", "schema", "table"})
-_OUTBOX_NAMES: Final = frozenset({"pipeline", "type"})
-_MESSAGE_NAMES: Final = frozenset({"pipeline", "prefix"})
 
 
 class EventFormat(StrEnum):
@@ -73,32 +80,9 @@ class StartAt(StrEnum):
     LATEST = "latest"
 
 
-def _template(allowed: frozenset[str], text: str) -> str:
-    names = placeholders(text)
-    if unknown := set(names) - allowed:
-        raise invalid(
-            "unknown placeholder {name}: expected one of {known}",
-            name=repr(min(unknown)),
-            known=", ".join(f"{{{one}}}" for one in sorted(allowed)),
-        )
-    return text
-
-
-def _topic(text: str) -> str:
-    return _template(_TABLE_NAMES, text)
-
-
 def _row_topic(text: str) -> str:
     placeholders(text)
     return text
-
-
-def _message_topic(text: str) -> str:
-    return _template(_MESSAGE_NAMES, text)
-
-
-def _outbox_topic(text: str) -> str:
-    return _template(_OUTBOX_NAMES, text)
 
 
 class DroppedEvents(Model):
@@ -129,7 +113,7 @@ class MessageTopic(Model):
 
     prefix: Annotated[str, Field(min_length=1)]
     """Glob over the prefix of the message, for example `orders.*`."""
-    topic: Annotated[str, Field(min_length=1), AfterValidator(_message_topic)]
+    topic: Annotated[str, Field(min_length=1), only_placeholders("pipeline", "prefix")]
     """Topic of the events; `{pipeline}` and `{prefix}` are replaced."""
 
 
@@ -148,7 +132,7 @@ class Outbox(Model):
     """Column with the type of the event, which becomes the header `eventType`; none if the table has no such column."""
     payload: Identifier = "payload"
     """Column with the content of the event; json is sent as it is, bytea as bytes, and null as a tombstone."""
-    topic: Annotated[str, Field(min_length=1), AfterValidator(_outbox_topic)] = "outbox.event.{type}"
+    topic: Annotated[str, Field(min_length=1), only_placeholders("pipeline", "type")] = "outbox.event.{type}"
     """Topic of the events; `{pipeline}` and `{type}` are replaced, the second by the value of the column `type`."""
     headers: Mapping[str, Identifier] = {}
     """Additional headers: name of the header → column."""
@@ -211,7 +195,9 @@ class DeliverySettings(Model):
     """Logical messages to send; the first entry that matches a prefix applies."""
     outbox: Outbox | None = None
     """Outbox table, whose rows are sent as events; default none."""
-    topic: Annotated[str, Field(min_length=1), AfterValidator(_topic)] = "{pipeline}.{schema}.{table}"
+    topic: Annotated[str, Field(min_length=1), only_placeholders("pipeline", "schema", "table")] = (
+        "{pipeline}.{schema}.{table}"
+    )
     """Topic of the events of a table; `{pipeline}`, `{schema}` and `{table}` are replaced."""
     format: EventFormat = EventFormat.CDC
     """Format of the events: `debezium`, `cdc`, `flat` or `cloudevents`."""

@@ -8,9 +8,9 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
 
-from cdc.config.aws import AwsDelivery, topic_template
+from cdc.config.aws import AwsDelivery
 from cdc.config.deliveries import DeliverySettings
-from cdc.config.field_types import Glob, Identifier, Location, Model, Switch, Whole, invalid
+from cdc.config.field_types import Glob, Identifier, Location, Model, Switch, Whole, invalid, only_placeholders
 from cdc.config.kafka import KafkaClientSetting, KafkaLogin, KafkaServerAddress, KafkaTopics, is_local
 from cdc.config.secret import ReferencedSecret
 from cdc.config.sql_expression import Expression
@@ -249,7 +249,7 @@ class SqsDelivery(AwsDelivery):
     """A delivery to queues of Amazon SQS."""
 
     type: Literal["sqs"]
-    queue: Annotated[str, Field(min_length=1), AfterValidator(topic_template)] = "{topic}.fifo"
+    queue: Annotated[str, Field(min_length=1), only_placeholders("topic")] = "{topic}.fifo"
     """Name of the queue; `{topic}` is replaced by the topic of the event. Without `{topic}`, one queue takes the events
     of all topics. Only a queue whose name ends with `.fifo` keeps the order of the events of a key."""
     owner: Annotated[str, Field(pattern=r"^\d{12}$")] | None = None
@@ -263,7 +263,7 @@ class SnsDelivery(AwsDelivery):
     """A delivery to topics of Amazon SNS."""
 
     type: Literal["sns"]
-    topic_name: Annotated[str, Field(min_length=1), AfterValidator(topic_template)] = "{topic}.fifo"
+    topic_name: Annotated[str, Field(min_length=1), only_placeholders("topic")] = "{topic}.fifo"
     """Name of the topic in SNS; `{topic}` is replaced by the topic of the event. Only a topic whose name ends with
     `.fifo` keeps the order of the events of a key."""
     owner: Annotated[str, Field(pattern=r"^\d{12}$")] | None = None
@@ -276,7 +276,7 @@ class KinesisDelivery(AwsDelivery):
     """A delivery to streams of Amazon Kinesis Data Streams."""
 
     type: Literal["kinesis"]
-    stream: Annotated[str, Field(min_length=1), AfterValidator(topic_template)] = "{topic}"
+    stream: Annotated[str, Field(min_length=1), only_placeholders("topic")] = "{topic}"
     """Name of the stream; `{topic}` is replaced by the topic of the event."""
     max_event_size: Annotated[Bytes, Field(ge=1_024, le=10 * 2**20)] = 2**20
     """Maximum bytes of a record and its partition key, as the streams are set. A larger event becomes a dead letter."""

@@ -94,6 +94,18 @@ def placeholders(text: str) -> list[str]:
         raise invalid("unbalanced braces: write a placeholder as {schema} or {table}") from None
 
 
+def only_placeholders(*allowed: str) -> AfterValidator:
+    """Return a validator that refuses every placeholder but these."""
+    known = ", ".join(f"{{{name}}}" for name in sorted(allowed))
+
+    def check(text: str) -> str:
+        if unknown := set(placeholders(text)) - set(allowed):
+            raise invalid("unknown placeholder {name}: expected one of {known}", name=repr(min(unknown)), known=known)
+        return text
+
+    return AfterValidator(check)
+
+
 def fixed_part(path: str) -> str:
     """Return the directory above the first placeholder; the whole path if it has no placeholder."""
     head, brace, _ = path.partition("{")
