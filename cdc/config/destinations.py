@@ -8,7 +8,6 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
 
-from cdc.config.aws import AwsDelivery
 from cdc.config.deliveries import DeliverySettings
 from cdc.config.field_types import Glob, Identifier, Location, Model, Switch, Whole, invalid, only_placeholders
 from cdc.config.kafka import KafkaClientSetting, KafkaLogin, KafkaServerAddress, KafkaTopics, is_local
@@ -30,6 +29,17 @@ def _with_port(url: str) -> str:
     except ValueError:
         raise invalid("the port of the URL is larger than 65535") from None
     return url
+
+
+def _endpoint(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise invalid("expected a URL, for example https://sqs.eu-central-1.amazonaws.com")
+    if parts.username is not None or parts.query or parts.fragment:
+        raise invalid("a URL of an endpoint has neither a user nor a query")
+    if parts.scheme == "http" and parts.hostname not in _LOCAL:
+        raise invalid("an endpoint that is not on this machine needs https")
+    return text
 
 
 BrokerUrl = Annotated[str, AfterValidator(_with_port)]
@@ -243,6 +253,23 @@ class MqttDelivery(BrokerDelivery):
     """Whether the broker keeps the last event of each topic for later subscribers."""
     in_flight: Annotated[Whole, Field(ge=1, le=65_535)] = 1_000
     """Maximum number of unacknowledged events, if the broker does not ask for fewer; of each key it is one."""
+
+
+class AwsDelivery(DeliverySettings):
+    """Settings of every delivery to AWS. Credentials are found as AWS's own tools find them: environment, profile,
+    role of the machine or of the pod.
+    """
+
+    region: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,40}$")] | None = None
+    """Region of the service; default: `AWS_REGION` or the profile."""
+    endpoint: Annotated[str, AfterValidator(_endpoint)] | None = None
+    """URL of the service; default: the one of the region."""
+    create: Switch = False
+    """Whether to create queues, topics or streams that do not exist; otherwise the delivery waits until they exist."""
+    parallel: Annotated[Whole, Field(ge=1, le=64)] = 8
+    """Maximum number of requests at the same time; events of one key are never in two of them."""
+    timeout: Annotated[Seconds, Field(ge=1)] = 30.0
+    """Time without an answer after which the service counts as unreachable; default 30 seconds."""
 
 
 class SqsDelivery(AwsDelivery):

@@ -9,7 +9,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError, SSLError
 from botocore.parsers import ResponseParserError
 
-from cdc.config.aws import AwsDelivery
+from cdc.config.destinations import AwsDelivery
 from cdc.errors import (
     CdcError,
     DestinationDenied,

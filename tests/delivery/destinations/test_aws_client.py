@@ -10,8 +10,7 @@ from typing import Any, Final
 
 import pytest
 
-from cdc.config.aws import AwsDelivery
-from cdc.config.destinations import KinesisDelivery, SnsDelivery, SqsDelivery
+from cdc.config.destinations import AwsDelivery, KinesisDelivery, SnsDelivery, SqsDelivery
 from cdc.delivery.destinations import new_destination
 from cdc.delivery.destinations.contract import DeliveryIdentity, Destination
 from cdc.errors import DestinationDenied, DestinationUnavailable, TopicMissing
