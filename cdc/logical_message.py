@@ -1,4 +1,4 @@
-"""LogicalMessage: the content of an `m` row, and the prefixes of many such rows at once.
+"""LogicalMessage: the content of an `m` row, and the keys of many such rows at once.
 
 A logical message belongs to no table, so its row has no relation, topic or image. Its `payload` is the content, and its
 `key` has three texts: the prefix, `t` for a transactional message or `f`, and the LSN of the message. Logs of format 1
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -50,6 +50,25 @@ class LogicalMessage:
             return cls(prefix=None, transactional=None, lsn=None, content=content)
         prefix, flag, lsn = row["key"]
         return cls(prefix=prefix, transactional=_FLAGS[flag], lsn=Lsn.parse(lsn), content=content)
+
+
+class MessageKeys(NamedTuple):
+    """The keys of many messages as columns; every column is null for a message that was logged in format 1 or 2."""
+
+    prefixes: pa.StringArray
+    transactional: pa.BooleanArray
+    lsns: pa.UInt64Array
+
+
+def message_keys(keys: pa.ListArray) -> MessageKeys:
+    """Return prefix, kind and LSN of messages. keys: the column `key` of `m` rows"""
+    known = pc.if_else(pc.equal(pc.list_value_length(keys), 3), keys, pa.scalar(None, keys.type))
+    lsns = pc.list_element(known, 2).to_pylist()
+    return MessageKeys(
+        prefixes=pc.list_element(known, 0),
+        transactional=pc.equal(pc.list_element(known, 1), "t"),
+        lsns=pa.array([None if lsn is None else int(Lsn.parse(lsn)) for lsn in lsns], pa.uint64()),
+    )
 
 
 def message_key(prefix: str, lsn: Lsn, *, transactional: bool) -> list[str]:

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from cdc.log_row import LOG_SCHEMA
-from cdc.logical_message import MESSAGE_COLUMNS, LogicalMessage, message_key, message_prefixes
+from cdc.logical_message import MESSAGE_COLUMNS, LogicalMessage, message_key, message_keys, message_prefixes
 from cdc.lsn import Lsn
 from tests.log.rows import message_row, row, table
 from tests.pgoutput.streams import ODD_PREFIXES
@@ -50,3 +50,12 @@ def test_the_prefixes_of_a_batch_are_an_array() -> None:
     assert found.to_pylist() == [None, "a"]
     assert message_prefixes(batch.slice(1)).to_pylist() == ["a"]
     assert message_prefixes(pa.RecordBatch.from_pylist([], LOG_SCHEMA)).to_pylist() == []
+
+
+def test_the_keys_of_many_messages_are_columns() -> None:
+    last = message_key("", Lsn(2**64 - 1), transactional=False)
+    rows = table(message_row(1, key=message_key("a", Lsn(7), transactional=True)), message_row(2, key=None))
+    found = message_keys(pa.concat_tables([rows, table(message_row(3, key=last))])["key"].combine_chunks())
+    assert found.prefixes.to_pylist() == ["a", None, ""]
+    assert found.transactional.to_pylist() == [True, None, False]
+    assert found.lsns.to_pylist() == [7, None, 2**64 - 1]

@@ -23,6 +23,7 @@ from cdc.delivery.formats.contract import TOMBSTONE
 from cdc.delivery.formats.debezium_rows import NO_SCHEMA, schema_frame
 from cdc.delivery.progress import ParkedKey
 from cdc.log_row import Operation
+from cdc.logical_message import message_keys
 from cdc.position import ChangePosition, Position
 
 _COLLECTION: Final = struct(
@@ -138,10 +139,9 @@ def _in_transaction(rows: pa.Table) -> list[bool]:
     is_message = pc.equal(rows["op"], Operation.MESSAGE.value)
     found = [not flag for flag in pc.equal(rows["op"], Operation.READ.value).to_pylist()]
     if pc.any(is_message).as_py():
-        for row in pc.indices_nonzero(is_message).to_pylist():
-            key = rows["key"][row].as_py()
-            # an older log does not record the kind
-            found[row] = key is None or key[1] == "t"
+        kinds = message_keys(rows["key"].filter(is_message).combine_chunks()).transactional
+        for row, kind in zip(pc.indices_nonzero(is_message).to_pylist(), kinds.to_pylist(), strict=True):
+            found[row] = kind is not False  # an older log does not record the kind
     return found
 
 

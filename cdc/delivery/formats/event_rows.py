@@ -19,7 +19,7 @@ from cdc.delivery.formats.contract import TOMBSTONE, EncodedEvents, Headers
 from cdc.delivery.formats.json_arrays import concatenated
 from cdc.errors import CdcError, EventNotEncodable
 from cdc.log_row import Operation
-from cdc.lsn import Lsn
+from cdc.logical_message import message_keys
 from cdc.position import LSN_BITS, position_texts
 
 _LSN_MASK: Final = (1 << LSN_BITS) - 1
@@ -176,21 +176,11 @@ class MessageColumns:
 
 
 def message_columns(rows: JsonRows) -> MessageColumns:
-    """Return prefix, kind, LSN and content of logical messages.
-
-    The `key` of an `m` row has three texts: prefix, `t` or `f`, and LSN. In logs of format 1 and 2 it is null.
-    """
-    keys = rows.array("key")
-    known = pc.if_else(pc.equal(pc.list_value_length(keys), 3), keys, pa.scalar(None, keys.type))
-    flags = pc.list_element(known, 1)
-    lsns = _each_text(pc.list_element(known, 2), lambda text: str(int(Lsn.parse(text))))
+    """Return prefix, kind, LSN and content of logical messages."""
+    keys = message_keys(rows.array("key"))
     return MessageColumns(
-        prefixes=pc.list_element(known, 0),
-        transactional=pc.if_else(pc.is_valid(flags), pc.if_else(pc.equal(flags, "t"), "true", "false"), None),
-        lsns=pc.coalesce(lsns, rows.lsns()),
+        prefixes=keys.prefixes,
+        transactional=keys.transactional.cast(pa.string()),
+        lsns=pc.coalesce(keys.lsns.cast(pa.string()), rows.lsns()),
         contents=pc.fill_null(rows.array("payload"), b""),
     )
-
-
-def _each_text(texts: pa.StringArray, convert: Callable[[str], str]) -> pa.StringArray:
-    return pa.array([None if text is None else convert(text) for text in texts.to_pylist()], pa.string())
