@@ -19,10 +19,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar, Final, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, Protocol, runtime_checkable
 
-from cdc.delivery.formats.contract import Headers
 from cdc.errors import CdcError
+
+if TYPE_CHECKING:  # at runtime it would load pyarrow, and the server imports this module
+    from cdc.delivery.formats.contract import Headers
 
 ID_HEADER: Final = "cdc.id"
 """Header with the id of the event."""
