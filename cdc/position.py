@@ -7,7 +7,7 @@ positions never decrease. A change is identified by its transaction's position a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Final, NamedTuple, Self
 
 from cdc.errors import MalformedPosition
@@ -73,15 +73,9 @@ class Position(int):
         return format(str(self), spec)
 
 
-def position_texts(positions: Sequence[int]) -> list[str]:
-    """Return `str(Position(position))` of many positions; fast if neighbours are equal, as in a transaction."""
-    texts: list[str] = []
-    last, text = -1, ""
-    for position in positions:
-        if position != last:
-            last, text = position, str(Position(position))
-        texts.append(text)
-    return texts
+def position_texts(positions: Iterable[int]) -> list[str]:
+    """Return `str(Position(position))` of many valid positions, without an object of each."""
+    return [f"{one >> 32:X}/{one & 0xFFFFFFFF:X}" if one <= _LSN_MASK else str(Position(one)) for one in positions]
 
 
 class ChangePosition(NamedTuple):

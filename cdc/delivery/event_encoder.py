@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import repeat
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
@@ -13,63 +11,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.config.deliveries import DeliverySettings
-from cdc.delivery.destinations.contract import ID_HEADER, POSITION_HEADER, XID_HEADER, DeliveryIdentity, Event
-from cdc.delivery.formats.contract import EncodedEvents, Format, Headers, LogicalMessages
+from cdc.delivery.destinations.contract import DeliveryIdentity
+from cdc.delivery.event_part import EventGroup, EventPart
+from cdc.delivery.formats.contract import EncodedEvents, Format, LogicalMessages
 from cdc.delivery.outbox_route import OutboxRoute
-from cdc.delivery.progress import ParkedKey
 from cdc.delivery.table_routes import RoutedChanges, TableRoute
 from cdc.errors import CdcError, LogCorrupt
 from cdc.log.file_selection import EVERY_ROW, TableSelection
 from cdc.log_row import Operation
 from cdc.logical_message import message_prefixes
-from cdc.position import ChangePosition, Position
 from cdc.table import TableSchema, exact_glob, matches
 
 _MESSAGE: Final = Operation.MESSAGE.value
 _SCHEMA: Final = Operation.SCHEMA.value
 
-KeyOf = Callable[[int], tuple[str | None, ...]]
-"""Function that returns the texts of the key of a change in a group, given its number."""
 Schemas = dict[int, TableSchema]
 """Relation → schema in force; the encoder adopts the `s` rows that it passes."""
-
-
-@dataclass(frozen=True, slots=True)
-class EventPart:
-    """The events of some log rows, in log order."""
-
-    events: list[Event]
-    letters: Callable[[int], ParkedKey]
-    """Returns the dead letter that an event would be, without reason, given the index of the event."""
-    refused: Sequence[tuple[ParkedKey, CdcError]] = ()
-    """Changes that cannot be encoded."""
-    rows: Sequence[int] = ()
-    """Index of the row of each event; empty if the events are not only those of rows."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """Changes that were routed together, and their events."""
-
-    rows: np.ndarray
-    """Index of the row of each change in the part."""
-    encoded: EncodedEvents
-    topics: str | list[str]
-    """Topic of all events, or of each."""
-    headers: list[Headers] | None
-    """Headers that the route adds to the events of each change."""
-    key: KeyOf
-    relation: int | None
-    table: str
-
-    @property
-    def event_rows(self) -> np.ndarray:
-        """Index of the row of each event."""
-        return self.rows[self.encoded.source]
-
-    def topic(self, number: int) -> str:
-        """Return the topic of an event."""
-        return self.topics if isinstance(self.topics, str) else self.topics[number]
 
 
 class EventEncoder:
@@ -101,7 +58,7 @@ class EventEncoder:
             group for schema, chosen in self._versions(rows, schemas) for group in self._table(schema, chosen, rows)
         ]
         groups += self._messages(rows)
-        return _assembled(rows, groups, self._identity.log_id)
+        return EventPart.of(rows, groups, self._identity.log_id)
 
     def _topics(self, rows: pa.Table) -> list[str]:
         return [topic for topic in rows["topic"].unique().to_pylist() if topic and matches(topic, self._globs)]
@@ -123,7 +80,7 @@ class EventEncoder:
             if start < len(own):
                 yield _known(schemas, number), own[start:]
 
-    def _table(self, schema: TableSchema, chosen: np.ndarray, rows: pa.Table) -> Iterator[_Group]:
+    def _table(self, schema: TableSchema, chosen: np.ndarray, rows: pa.Table) -> Iterator[EventGroup]:
         outbox = self._settings.outbox
         is_outbox = outbox is not None and outbox.table == schema.topic
         if not is_outbox and not matches(schema.topic, self._settings.tables):
@@ -133,7 +90,7 @@ class EventEncoder:
         if isinstance(route, OutboxRoute):
             topics, encoded = route.encode(own)
             keys = dict(zip(encoded.source.tolist(), encoded.keys.to_pylist(), strict=True))
-            yield _Group(
+            yield EventGroup(
                 rows=chosen,
                 encoded=encoded,
                 topics=topics,
@@ -144,7 +101,7 @@ class EventEncoder:
             )
             return
         for part in route.routed(own):
-            yield _Group(
+            yield EventGroup(
                 rows=chosen[part.indices],
                 encoded=self._format.encode(part.changes) if part.refusal is None else _refused(part, part.refusal),
                 topics=part.changes.topic,
@@ -167,7 +124,7 @@ class EventEncoder:
         self._routes[schema.relation] = schema, route
         return route
 
-    def _messages(self, rows: pa.Table) -> Iterator[_Group]:
+    def _messages(self, rows: pa.Table) -> Iterator[EventGroup]:
         if not self._settings.messages:
             return
         chosen = np.flatnonzero(pc.equal(rows["op"], _MESSAGE).to_numpy())
@@ -179,7 +136,7 @@ class EventEncoder:
         for topic in sorted({one for one in topics if one is not None}):
             places = np.flatnonzero(topics == topic)
             part = own.take(pa.array(places)).combine_chunks()
-            yield _Group(
+            yield EventGroup(
                 rows=chosen[places],
                 encoded=self._format.encode_messages(LogicalMessages(topic, part)),
                 topics=topic,
@@ -207,82 +164,3 @@ def _known(schemas: Schemas, relation: int) -> TableSchema:
     if relation not in schemas:
         raise LogCorrupt(f"the log has rows of relation {relation}, but no schema of it before them")
     return schemas[relation]
-
-
-def _assembled(rows: pa.Table, groups: Sequence[_Group], log_id: str) -> EventPart:
-    """Return the events of all groups, in the order of the rows."""
-    if not groups:
-        return EventPart([], _nothing)
-    places = np.concatenate([group.event_rows for group in groups])
-    order = np.argsort(places, kind="stable")
-    events = [event for group in groups for event in _events(rows, group, log_id)]
-    owners = np.repeat(np.arange(len(groups)), [len(group.encoded.source) for group in groups])[order]
-    numbers = np.concatenate([np.arange(len(group.encoded.source)) for group in groups])[order]
-    refused = [
-        (_letter(rows, group, change, group.topic(0)), reason)
-        for group in groups
-        for change, reason in group.encoded.refused.items()
-    ]
-
-    def letter(index: int) -> ParkedKey:
-        group, number = groups[owners[index]], int(numbers[index])
-        return _letter(rows, group, int(group.encoded.source[number]), group.topic(number))
-
-    return EventPart([events[number] for number in order.tolist()], letter, refused, places[order].tolist())
-
-
-def _events(rows: pa.Table, group: _Group, log_id: str) -> Iterator[Event]:
-    """Yield the events of a group, in its order."""
-    encoded = group.encoded
-    own = rows.select(["position", "ordinal", "xid"]).take(pa.array(group.event_rows)).to_pydict()
-    ids, headers = _identities(own["position"], own["ordinal"], own["xid"], log_id)
-    if encoded.suffixes is not None:
-        ids = [one + suffix for one, suffix in zip(ids, encoded.suffixes, strict=True)]
-        headers = [((ID_HEADER, one.encode()), *given[1:]) for one, given in zip(ids, headers, strict=True)]
-    if encoded.headers is not None:
-        headers = [given + more for given, more in zip(headers, encoded.headers, strict=True)]
-    if group.headers is not None:
-        headers = [given + group.headers[change] for given, change in zip(headers, encoded.source, strict=True)]
-    topics = repeat(group.topics) if isinstance(group.topics, str) else group.topics
-    keys, values = (_as_bytes(column).to_pylist() for column in (encoded.keys, encoded.values))
-    return map(Event._make, zip(ids, own["position"], own["ordinal"], topics, keys, values, headers, strict=False))
-
-
-def _identities(
-    positions: Sequence[int], ordinals: Sequence[int], xids: Sequence[int], log_id: str
-) -> tuple[list[str], list[Headers]]:
-    """Return the id and the first headers of each event. What the events of a transaction share is made once."""
-    ids: list[str] = []
-    headers: list[Headers] = []
-    last, beginning = -1, ""
-    shared: Headers = ()
-    for position, ordinal, xid in zip(positions, ordinals, xids, strict=True):
-        if position != last:
-            last, text = position, str(Position(position))
-            beginning = f"{log_id}/{text}/"
-            shared = ((POSITION_HEADER, text.encode()), (XID_HEADER, b"%d" % xid))
-        one = f"{beginning}{ordinal}"
-        ids.append(one)
-        headers.append(((ID_HEADER, one.encode()), *shared))
-    return ids, headers
-
-
-def _as_bytes(column: pa.Array) -> pa.Array:
-    if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
-        return column
-    return column.cast(pa.large_binary() if pa.types.is_large_string(column.type) else pa.binary())
-
-
-def _letter(rows: pa.Table, group: _Group, change: int, topic: str) -> ParkedKey:
-    row = int(group.rows[change])
-    return ParkedKey(
-        first=ChangePosition(Position(rows["position"][row].as_py()), rows["ordinal"][row].as_py()),
-        relation=group.relation,
-        table=group.table,
-        topic=topic,
-        key=group.key(change),
-    )
-
-
-def _nothing(index: int) -> ParkedKey:
-    raise IndexError(f"a part without events has no event {index}")

@@ -13,7 +13,7 @@ from threading import Lock
 from typing import Final, Self
 
 from cdc.delivery.destinations.contract import Event, HistoryPage
-from cdc.delivery.event_encoder import EventPart
+from cdc.delivery.event_part import EventPart
 from cdc.delivery.event_source import EventSource
 from cdc.delivery.formats.contract import TOMBSTONE
 from cdc.delivery.progress import Progress

@@ -15,7 +15,8 @@ import pyarrow.compute as pc
 
 from cdc.config.deliveries import DeliverySettings
 from cdc.delivery.destinations.contract import DeliveryIdentity, Event
-from cdc.delivery.event_encoder import EventEncoder, EventPart, Schemas
+from cdc.delivery.event_encoder import EventEncoder, Schemas
+from cdc.delivery.event_part import EventPart
 from cdc.delivery.formats.contract import Format
 from cdc.delivery.log_windows import LogWindow, next_window
 from cdc.delivery.overload import OverloadPolicy, Selection

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from cdc.config.deliveries import DeliverySettings, EventEncoding, EventFormat
 from cdc.delivery.destinations.contract import ID_HEADER, POSITION_HEADER, XID_HEADER, DeliveryIdentity, Event
-from cdc.delivery.event_encoder import EventPart
+from cdc.delivery.event_part import EventPart
 from cdc.delivery.formats.connect_schema import ConnectSchema, SchemaPair, optional, scalar, struct
 from cdc.delivery.formats.contract import TOMBSTONE
 from cdc.delivery.formats.debezium_rows import NO_SCHEMA, schema_frame

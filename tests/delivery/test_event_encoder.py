@@ -9,7 +9,8 @@ import pyarrow as pa
 import pytest
 
 from cdc.delivery.destinations.contract import DeliveryIdentity
-from cdc.delivery.event_encoder import EventEncoder, EventPart, Schemas
+from cdc.delivery.event_encoder import EventEncoder, Schemas
+from cdc.delivery.event_part import EventPart
 from cdc.errors import LogCorrupt, TransformFailed
 from tests.delivery.loop_run import NAME, places_of, settings_of
 from tests.delivery.plain_format import PlainFormat

@@ -55,6 +55,13 @@ class JsonRows:
         """Return for each row whether it has this operation."""
         return _booleans(pc.equal(self.array("op"), operation.value))
 
+    def transactions(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the index of the first row of each transaction, and for each row the number of its transaction."""
+        positions = self.array("position").to_numpy()
+        is_first = np.ones(len(positions), dtype=bool)
+        is_first[1:] = positions[1:] != positions[:-1]
+        return np.flatnonzero(is_first), np.cumsum(is_first) - 1
+
     def is_change(self) -> np.ndarray:
         """Return for each row whether it is a change; schema versions and ends of copies are none."""
         return _booleans(pc.invert(pc.is_in(self.array("op"), _CONTROL)))
@@ -73,7 +80,9 @@ class JsonRows:
 
     def positions(self) -> pa.StringArray:
         """Return the positions as text, such as `16/B374D848`."""
-        return pa.array(position_texts(self.array("position").to_pylist()), pa.string())
+        firsts, transactions = self.transactions()
+        texts = position_texts(self.array("position").to_numpy()[firsts].tolist())
+        return pa.array(texts, pa.string()).take(pa.array(transactions))
 
     def event_ids(self, log_id: str) -> pa.StringArray:
         """Return the ids of the events: `LOG ID/POSITION/ORDINAL`."""
