@@ -1,4 +1,6 @@
-"""Memory allocators of a process that runs for long: large freed blocks return to the operating system."""
+"""Memory of a process that runs for long: large freed blocks return to the operating system, and garbage is collected
+rarely.
+"""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 Order is kept for events of one topic and key: an event that the destination refuses becomes a dead letter, and later
 events of its key wait in the log until a person retries or discards it. Other keys continue.
 
-The loop continues from the stored progress. Everything after it is sent again after a crash: to a destination that
-stores the progress with the events this happens at most zero times, to any other one with the same ids.
+The loop continues from the stored progress. Everything after it is sent again after a crash, with the same ids. A
+destination that stores the progress together with the events gets nothing twice: it has no event after its progress.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from tests.fixtures.waiting import until
 from tests.log.rows import IDENTITY, LIMITS, info, row, table
 from tests.log.simple_compaction import compact, latest_state, open_compactor, read_range
 from tests.log.table_writers import APPENDS, COMPACTS, TableWriter
-from tests.log.test_format_upgrade import DATA, told
+from tests.log.test_format_upgrade import DATA, readable_state
 
 SMALL = SegmentLimits(size=1, age=3600.0)
 """Each commit begins a segment of its own."""
@@ -207,11 +207,11 @@ def test_a_log_of_an_older_format_is_migrated(root: Root, older: int) -> None:
         target = root / str(file.relative_to(recorded))
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(file.read_bytes())
-    before = told(root)
+    before = readable_state(root)
     with pytest.raises(LogFormatUnknown):
         LogWriter(root, LIMITS)
     assert migrate_log(root) == MigrationResult(older, FORMAT)
-    assert told(root) == before
+    assert readable_state(root) == before
     append(LogWriter(root, LIMITS), 140)
     assert verify(root).is_sound
 

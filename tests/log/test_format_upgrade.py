@@ -47,7 +47,7 @@ def _root(tmp_path: Path, older: int) -> Path:
     return Path(shutil.copytree(DATA / f"format-{older}", tmp_path / "log"))
 
 
-def told(root: Root) -> tuple[Any, ...]:
+def readable_state(root: Root) -> tuple[Any, ...]:
     """All that readers go by."""
     log, compacted = LogReader(root), read_compacted_state(root)
     assert compacted is not None
@@ -64,7 +64,7 @@ def test_every_older_format_has_its_step():
 
 
 def test_an_older_log_is_read_as_it_is(root: Path):
-    durable, oldest, *_, rows = told(root)
+    durable, oldest, *_, rows = readable_state(root)
     assert (durable, oldest) == (130, 110)
     assert {(r["position"], r["key"][0]) for r in rows if r["key"]} >= {(120, "7"), (130, "8")}
 
@@ -84,9 +84,9 @@ def test_an_older_log_is_not_written_and_the_error_says_what_to_do(root: Path, o
 
 
 def test_migration_keeps_every_position_and_every_row(root: Path, older: int):
-    before = told(root)
+    before = readable_state(root)
     assert migrate_log(root) == MigrationResult(older, FORMAT)
-    assert told(root) == before
+    assert readable_state(root) == before
     assert formats(root) == [FORMAT, FORMAT]
     assert verify(root).is_sound
 
@@ -147,13 +147,13 @@ def test_killed_on_its_way_a_migration_is_run_again(tmp_path: Path, root: Path, 
         f"name: shop\nsource: {{dsn: 'postgresql://localhost/shop'}}\ntables: [{{match: 'shop.*'}}]\n"
         f"log: {{path: '{root}'}}\n"
     )
-    before = told(root)
+    before = readable_state(root)
     killed = spawn("migrate", "log", "-c", definition, environment={"CDC_FAILPOINT": point})
     assert killed.status == -9
     assert formats(root) == left
-    assert told(root) == before
+    assert readable_state(root) == before
     migrate_log(root)
-    assert told(root) == before
+    assert readable_state(root) == before
     assert formats(root) == [FORMAT, FORMAT]
 
 

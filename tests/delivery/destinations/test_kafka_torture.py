@@ -46,7 +46,7 @@ class Watchers:
         self.seen: dict[tuple[str, int, int], tuple[str, bytes]] = {}
         """Topic, partition and offset → id and key, as the first consumer saw them."""
         self.shared: dict[tuple[str, int, int], tuple[str, bytes]] = {}
-        """The same of the group; a message may come twice, or late, if the group is divided anew."""
+        """The same of the group; a message may come twice, or late, if the partitions are assigned again."""
         self._threads = [Thread(target=self._watch, daemon=True), Thread(target=self._watch_together, daemon=True)]
 
     @contextmanager
