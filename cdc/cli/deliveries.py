@@ -45,7 +45,9 @@ def deliver(names: NamesArgument = None, config: ConfigOption = DEFAULT_CONFIG) 
 
     A delivery of type stdout prints events, one JSON object per line: 'cdc deliver NAME | jq .value'.
     """
-    from cdc.allocators import collect_garbage_rarely, use_system_allocators
+    from cdc.process_memory import collect_garbage_rarely, refuse_pandas, use_system_allocators
+
+    refuse_pandas()
     from cdc.config import load_definition
     from cdc.delivery.delivery_process import main
     from cdc.delivery.delivery_summary import check_name

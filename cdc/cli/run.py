@@ -108,7 +108,9 @@ def _supervise(config: Path, parts: Sequence[str], warm: WarmProcess | None, *, 
 
 def reader(config: ConfigOption = DEFAULT_CONFIG, log_format: FormatOption = LogLineFormat.CONSOLE) -> None:
     """Capture changes from Postgres into the log; `cdc run` starts this process."""
-    from cdc.allocators import use_system_allocators
+    from cdc.process_memory import refuse_pandas, use_system_allocators
+
+    refuse_pandas()
     from cdc.capture.reader_process import main
     from cdc.config import load_definition
     from cdc.logging_setup import LogFormat, configure

@@ -1,7 +1,4 @@
-"""Delivery from end to end: log → Kafka in a process of its own, and commit in Postgres → consumer.
-
-`python -m tests.benchmarks.delivery_stream DEFINITION` sends the whole log of a definition and prints a JSON object.
-"""
+"""Delivery from end to end: log → Kafka in a process of its own, and commit in Postgres → consumer."""
 
 from __future__ import annotations
 
@@ -22,18 +19,14 @@ from typing import Any, Final, Self
 import numpy as np
 from confluent_kafka import Consumer
 
-from cdc import metrics
-from cdc.allocators import collect_garbage_rarely, use_system_allocators
 from cdc.catalog import Catalog
 from cdc.catalog.delivery_requests import pause, resume
 from cdc.config import load_definition
-from cdc.delivery.delivery_figures import DeliveryFigures
 from cdc.delivery.destinations.contract import DeliveryIdentity
 from cdc.delivery.destinations.contract import Event as DeliveredEvent
 from cdc.delivery.event_source import EventSource
 from cdc.delivery.formats import new_format
 from cdc.delivery.formats.event_rows import SourceNames
-from cdc.delivery.opened_delivery import opened_delivery
 from cdc.delivery.progress import Progress
 from cdc.log.reader import LogReader
 from cdc.position import Position
@@ -49,6 +42,14 @@ DELIVERY: Final = "events"
 RATE: Final = 125.0
 """Transactions per second of four changes each, over four tables."""
 ACCOUNTS: Final = 10_000
+SENDER: Final = """
+from cdc.process_memory import refuse_pandas
+refuse_pandas()
+from pathlib import Path
+import sys
+from tests.benchmarks.delivery_sender import main
+main(Path(sys.argv[1]))
+"""
 REACHED: Final = 0.95
 """Share of the rate that has to be seen."""
 
@@ -64,7 +65,7 @@ def sent_log(folder: Path, address: str, changes: int) -> dict[str, float]:
         f"tables: [{{match: 'shop.*'}}]\nlog: {{path: {folder}/log}}\n{_deliveries(address)}\n"
     )
     done = subprocess.run(
-        [sys.executable, "-m", "tests.benchmarks.delivery_stream", str(definition)],
+        [sys.executable, "-c", SENDER, str(definition)],
         check=True,
         capture_output=True,
         text=True,
@@ -187,25 +188,3 @@ class _SeenEvents:
                 self._seen.append((datetime.fromisoformat(content["committed_at"]).timestamp(), now))
                 self.position = max(self.position, int(Position.parse(content["position"])))
                 self.count += 1
-
-
-def main(definition_file: Path) -> None:
-    """Send the whole log of a definition as a process does, and print events, seconds and memory."""
-    use_system_allocators(arenas=2)
-    collect_garbage_rarely()
-    definition = load_definition(definition_file)
-    figures = DeliveryFigures(definition.name, DELIVERY, own := metrics.Metrics())
-    began = time.perf_counter()
-    with opened_delivery(definition, definition.deliveries[0], LogReader(definition.log.root), figures) as opened:
-        while opened.loop.step():
-            pass
-    seconds = time.perf_counter() - began
-    events = own.value(metrics.DELIVERY_EVENTS, definition.name, DELIVERY)
-    status = Path("/proc/self/status").read_text(encoding="ascii")
-    # ru_maxrss counts the process that started this one, too
-    memory = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) / 1024
-    print(json.dumps({"events": events, "seconds": seconds, "mib": memory}))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -1,12 +1,14 @@
-"""Memory of a process that runs for long: large freed blocks return to the operating system, and garbage is collected
-rarely.
-"""
+"""Memory of a process that runs for long: how it is allocated and collected, and a library that it can do without."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import sys
+from collections.abc import Sequence
 from contextlib import suppress
+from importlib.abc import MetaPathFinder
+from types import ModuleType
 from typing import Final
 
 import pyarrow as pa
@@ -47,3 +49,31 @@ def use_system_allocators(arenas: int | None = None) -> None:
         libc.mallopt(_M_TRIM_THRESHOLD, 2 * LARGE_BLOCK)
         if arenas is not None:
             libc.mallopt(_M_ARENA_MAX, arenas)
+
+
+class _WithoutPandas(MetaPathFinder):
+    """Makes Python report that pandas is not installed."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
+        del path, target
+        if fullname == "pandas":
+            raise ModuleNotFoundError("this process does without pandas", name=fullname)
+
+
+_WITHOUT_PANDAS: Final = _WithoutPandas()
+
+
+def refuse_pandas() -> None:
+    """Make the import of pandas fail from now on, as if it was not installed.
+
+    PySpark requires pandas, and pyarrow imports an installed one with the first array. That takes 0.25 s and 35 MiB,
+    and only a process with Spark uses it.
+    """
+    if _WITHOUT_PANDAS not in sys.meta_path:
+        sys.meta_path.insert(0, _WITHOUT_PANDAS)
+
+
+def accept_pandas() -> None:
+    """Undo `refuse_pandas`, for a process that was forked from one without pandas."""
+    with suppress(ValueError):
+        sys.meta_path.remove(_WITHOUT_PANDAS)

@@ -1,4 +1,4 @@
-"""Allocators of a long-running process, in a process of its own, because they cannot be set back."""
+"""Memory of a long-running process, in a process of its own, because most of it cannot be set back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 LARGE = """
 import numpy as np
 import pyarrow as pa
-from cdc.allocators import use_system_allocators
+from cdc.process_memory import use_system_allocators
 
 use_system_allocators(arenas=2)
 
@@ -27,4 +27,25 @@ assert pa.default_memory_pool().backend_name == "system"
 
 def test_a_large_block_returns_to_the_system_when_it_is_freed() -> None:
     done = subprocess.run([sys.executable, "-c", LARGE], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+PANDAS = """
+import sys
+from cdc.process_memory import accept_pandas, refuse_pandas
+
+refuse_pandas()
+refuse_pandas()
+import pyarrow as pa
+
+assert pa.array([1, 2]).to_pylist() == [1, 2]
+assert "pandas" not in sys.modules
+accept_pandas()
+accept_pandas()
+import pandas
+"""
+
+
+def test_arrays_need_no_pandas_and_spark_still_gets_it() -> None:
+    done = subprocess.run([sys.executable, "-c", PANDAS], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
