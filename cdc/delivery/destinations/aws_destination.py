@@ -107,4 +107,9 @@ def answer_of(codes: Mapping[int, str], entries: Sequence[RequestEntry]) -> Requ
         for index, code in codes.items()
         if (error := refusal_of_entry(code, entries[index].event.id)) is not None
     }
-    return RequestAnswer({index: code for index, code in codes.items() if index not in refused}, refused)
+    failed = {
+        index: DestinationUnavailable(f"events failed again and again, at last with {code!r}")
+        for index, code in codes.items()
+        if index not in refused
+    }
+    return RequestAnswer(failed, refused)

@@ -1,22 +1,27 @@
-"""Requests with several events of which a service may fail single ones: no event overtakes an earlier one of its key.
+"""Requests with several events, which may fail in part or as a whole: no event overtakes an earlier one of its key.
 
-A request has at most one event of each lane, and a lane has at most one event in a request at any time. So when a
-service fails one event of a request, no later event of the lane is there yet. The failed event is sent again before
-them. The price: a lane advances by one event in each round trip, so many keys are fast and one busy key is not.
+A lane has at most one request at any time. Where a service may fail single events of a request, a request has at most
+one event of each lane. So when one fails, no later event of the lane is there yet. The failed event is sent again
+before them. The price: a lane advances by one event in each round trip, so many keys are fast and one busy key is not.
+
+Where a service takes or fails a request as a whole, a request has the next events of one lane (`one_lane`). The price:
+every lane needs a request, so one busy key is fast and many keys are not.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from itertools import islice
+from threading import Event as Signal
 from typing import Any, Final, NamedTuple
 
 from cdc.back_off import BackOff
 from cdc.delivery.destinations.contract import Event, EventsRefused
-from cdc.errors import CdcError, DestinationUnavailable
+from cdc.errors import CdcError
 
 MOST_WAITING: Final = 10_000
 """Events that wait before `add` sends them."""
@@ -46,14 +51,16 @@ class KeyedLimits:
     size: int
     parallel: int
     """Requests at the same time."""
+    one_lane: bool = False
+    """Whether a request has the next events of one lane, instead of the next event of each of several lanes."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestAnswer:
     """What a service did with the entries of a request that are not acknowledged; each by its index."""
 
-    failed: Mapping[int, str] = field(default_factory=dict)
-    """Entries that may succeed later → code of the error."""
+    failed: Mapping[int, CdcError] = field(default_factory=dict)
+    """Entries that may succeed later → what is raised if they never do."""
     refused: Mapping[int, CdcError] = field(default_factory=dict)
 
 
@@ -105,18 +112,20 @@ class KeyedRequests:
                 failures = 0
                 continue
             if time.monotonic() >= deadline:
-                raise DestinationUnavailable(f"{self._waiting} events failed again and again, at last with {failed!r}")
+                raise failed
             failures = failures + 1 if self._waiting == before else 1
             time.sleep(FAILED.seconds(failures))
 
-    def _round(self) -> str | None:
-        """Send the first entry of each lane; return the code of a failure, if there was one."""
-        requests = self._requests()
-        running = [self._threads.submit(self._post, request[0].place, request) for request in requests]
+    def _round(self) -> CdcError | None:
+        """Send the first entries of each lane until a request fails; return a failure, if there was one."""
+        requests, halted = self._requests(), Signal()
+        running = [self._threads.submit(self._post_unless, halted, request) for request in requests]
         wait(running)  # also after an error: a later request must not be overtaken by this one
         failed = None
         for request, future in zip(requests, running, strict=True):
             answer = future.result()
+            if answer is None:
+                continue
             for index, entry in enumerate(request):
                 if index in answer.failed:
                     failed = answer.failed[index]
@@ -124,7 +133,22 @@ class KeyedRequests:
                     self._end(entry, answer.refused.get(index))
         return failed
 
+    def _post_unless(self, halted: Signal, request: Sequence[RequestEntry]) -> RequestAnswer | None:
+        """Send a request; None if one of the round has failed, as each of thousands might wait for the time limit."""
+        if halted.is_set():
+            return None
+        try:
+            answer = self._post(request[0].place, request)
+        except BaseException:
+            halted.set()
+            raise
+        if answer.failed:
+            halted.set()
+        return answer
+
     def _requests(self) -> list[list[RequestEntry]]:
+        if self._limits.one_lane:
+            return [list(self._first(lane)) for lane in self._lanes.values()]
         found: list[list[RequestEntry]] = []
         last: dict[str, tuple[list[RequestEntry], int]] = {}
         for (place, _), lane in self._lanes.items():
@@ -135,6 +159,14 @@ class KeyedRequests:
             request.append(lane[0])
             last[place] = request, size + lane[0].size
         return found
+
+    def _first(self, lane: deque[RequestEntry]) -> Iterator[RequestEntry]:
+        size = 0
+        for entry in islice(lane, self._limits.entries):
+            size += entry.size
+            if size > self._limits.size and entry is not lane[0]:
+                return
+            yield entry
 
     def _end(self, entry: RequestEntry, refusal: CdcError | None) -> None:
         """Remove an entry that is acknowledged or refused, and after a refusal all later entries of its key."""

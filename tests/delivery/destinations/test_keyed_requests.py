@@ -28,7 +28,9 @@ class FailingServer:
             self.requests.append([entry.lane for entry in entries])
             refused = {n: EventRefused("no") for n, one in enumerate(entries) if one.event.id in self._refused}
             failed = {
-                n: "Busy" for n in range(len(entries)) if n not in refused and self._random.random() < self._failing
+                n: DestinationUnavailable("Busy")
+                for n in range(len(entries))
+                if n not in refused and self._random.random() < self._failing
             }
             self.taken += [one for n, one in enumerate(entries) if n not in failed and n not in refused]
         return RequestAnswer(failed, refused)
@@ -64,6 +66,61 @@ def test_a_request_has_no_more_bytes_than_the_service_takes() -> None:
     requests.close()
 
     assert [len(lanes) for lanes in service.requests] == [3, 3, 3]
+
+
+class AtomicServer:
+    """Takes or fails whole requests; the one with the event `slow` fails once."""
+
+    def __init__(self, slow: str = "") -> None:
+        self.requests: list[list[str]] = []
+        self._slow = slow
+
+    def post(self, _place: str, entries: Sequence[RequestEntry]) -> RequestAnswer:
+        if self._slow in (ids := [entry.event.id for entry in entries]):
+            self._slow = ""
+            return RequestAnswer(dict.fromkeys(range(len(ids)), DestinationUnavailable("Busy")))
+        self.requests.append(ids)
+        return RequestAnswer()
+
+
+def test_a_request_of_one_lane_has_its_next_events() -> None:
+    service, sent = AtomicServer(), entries(12, 2)
+    requests = KeyedRequests(service.post, KeyedLimits(4, 35, 1, one_lane=True), 10)
+    requests.add(sent)
+    requests.finish()
+    requests.close()
+
+    ids = [one.event.id for one in sent]
+    assert service.requests == [ids[:6:2], ids[1:6:2], ids[6::2], ids[7::2]]
+
+
+def test_requests_of_one_lane_that_fail_are_sent_again_before_later_ones() -> None:
+    sent = entries(12, 2)
+    service = AtomicServer(slow=sent[2].event.id)
+    requests = KeyedRequests(service.post, KeyedLimits(2, 1000, 1, one_lane=True), 10)
+    requests.add(sent)
+    requests.finish()
+    requests.close()
+
+    ids = [one.event.id for one in sent]
+    for lane in range(2):
+        assert [one for request in service.requests for one in request if one in ids[lane::2]] == ids[lane::2]
+
+
+def test_after_a_failure_no_other_request_of_the_round_begins() -> None:
+    asked: list[str] = []
+
+    def post(_place: str, entries: Sequence[RequestEntry]) -> RequestAnswer:
+        asked.append(entries[0].lane)
+        return RequestAnswer({0: DestinationUnavailable("silent")})
+
+    requests = KeyedRequests(post, KeyedLimits(10, 1000, 1, one_lane=True), 0)
+    requests.add(entries(50, 50))
+    with pytest.raises(DestinationUnavailable, match="silent"):
+        requests.finish()
+    requests.close()
+
+    assert asked == ["0"]
 
 
 def test_later_events_of_a_refused_one_are_not_sent_and_all_others_are() -> None:
