@@ -106,7 +106,8 @@
         ├── DeliveryOfAnotherLog    the stored progress belongs to another log
         ├── EventSchemaRejected     retried: the schema registry refuses a schema
         ├── ClientMissing           exit 3: the client library of a destination is not installed
-        └── ProgressDamaged         the stored progress cannot be read
+        ├── ProgressDamaged         the stored progress cannot be read
+        └── QuotaExhausted          retried: the provider of a destination takes no more for now
 
 Messages are lower case without a full stop. They name the failing object with ``!r`` and contain neither row
 values nor secrets. ``raise … from`` keeps the cause.
@@ -1079,6 +1080,14 @@ class ProgressDamaged(DeliveryError):
 
     code = "CDC-7012"
     remedy = "restore what the message names from a backup, or remove it to begin again as a new delivery does"
+
+
+class QuotaExhausted(DeliveryError):
+    """A quota at the provider of a destination is used up; the log keeps the changes until it is not."""
+
+    code = "CDC-7013"
+    reaction = Reaction.RETRY
+    remedy = "raise the quota that the provider shows as used up, or lower 'parallel'; the delivery then continues"
 
 
 _RESTARTABLE: tuple[type[CdcError], ...] = (LogFenced, SinkFenced, UnknownRelation, DeliveryFenced)

@@ -76,6 +76,7 @@ pytest_plugins = [
     "tests.fixtures.postgres",
     "tests.fixtures.pipeline",
     "tests.fixtures.process_logging",
+    "tests.fixtures.pubsub",
     "tests.fixtures.s3",
     "tests.fixtures.search_stores",
     "tests.fixtures.spark",

@@ -20,7 +20,7 @@ _PLACE: Final = r"://(\[[0-9a-fA-F:.]+\]|[^\s/@?#:\[\]]+)(:\d{1,5})?"
 
 _ZEROMQ_ADDRESS: Final = r"^(tcp://(\*|[^\s/:*]+|\[[0-9a-fA-F:.]+\]):\d{1,5}|ipc://[^\s]+)$"
 _ZEROMQ_LOCAL: Final = ("tcp://127.0.0.1:", "tcp://[::1]:", "tcp://localhost:", "ipc://")
-_LOCAL: Final = ("localhost", "127.0.0.1", "::1")
+LOCAL_HOSTS: Final = ("localhost", "127.0.0.1", "::1")
 
 
 def _with_port(url: str) -> str:
@@ -37,7 +37,7 @@ def _endpoint(text: str) -> str:
         raise invalid("expected a URL, for example https://sqs.eu-central-1.amazonaws.com")
     if parts.username is not None or parts.query or parts.fragment:
         raise invalid("a URL of an endpoint has neither a user nor a query")
-    if parts.scheme == "http" and parts.hostname not in _LOCAL:
+    if parts.scheme == "http" and parts.hostname not in LOCAL_HOSTS:
         raise invalid("an endpoint that is not on this machine needs https")
     return text
 
@@ -172,7 +172,7 @@ class BrokerDelivery(DeliverySettings):
         if self.password is None and self.user is not None:
             raise invalid("'user' requires 'password'")
         url = urlsplit(self.url)
-        is_plain = url.scheme in {"amqp", "nats", "redis", "mqtt"} and url.hostname not in _LOCAL
+        is_plain = url.scheme in {"amqp", "nats", "redis", "mqtt"} and url.hostname not in LOCAL_HOSTS
         if is_plain and self._has_login and not self.insecure_plaintext:
             raise invalid("a URL of this scheme sends the login unencrypted: use the scheme with TLS")
         return self
@@ -309,6 +309,45 @@ class KinesisDelivery(AwsDelivery):
     """Maximum bytes of a record and its partition key, as the streams are set. A larger event becomes a dead letter."""
 
 
+class PubsubDelivery(DeliverySettings):
+    """A delivery to topics of Google Pub/Sub; requires the package extra `gcp`."""
+
+    type: Literal["pubsub"]
+    project: Annotated[str, Field(pattern=r"^([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]$")]
+    """Identifier of the Google Cloud project that owns the topics."""
+    topic_name: Annotated[str, Field(min_length=1), only_placeholders("topic")] = "{topic}"
+    """Name of the topic in Pub/Sub; `{topic}` is replaced by the topic of the event."""
+    endpoint: Annotated[BrokerUrl, Field(pattern=rf"^https?{_PLACE}$")] | None = None
+    """URL of the service, for example `https://europe-west3-pubsub.googleapis.com`; Pub/Sub keeps order in one region.
+    With `http`, for an emulator, no credentials are used. Default: the emulator at `PUBSUB_EMULATOR_HOST` if that is
+    set, otherwise the global endpoint."""
+    insecure_plaintext: Switch = False
+    """Whether an emulator may be on another machine, so that anybody on the way can read and change everything."""
+    credentials_file: Location | None = None
+    """JSON file with the key of a service account, read at each connection; default: Application Default Credentials,
+    as Google's own tools find them (`GOOGLE_APPLICATION_CREDENTIALS`, gcloud, the service account of the machine)."""
+    ca_file: Location | None = None
+    """PEM file with the certificate authority of the endpoint; default: the authorities of the client library."""
+    create: Switch = False
+    """Whether to create topics that do not exist; otherwise the delivery waits until they exist."""
+    retention: Annotated[Seconds, Field(ge=600, le=2_678_400)] = 604_800.0
+    """Time for which a created topic keeps events for subscriptions that are made later; default 7 days."""
+    parallel: Annotated[Whole, Field(ge=1, le=256)] = 32
+    """Maximum number of requests at the same time; a request has events of one key only."""
+    timeout: Annotated[Seconds, Field(ge=1)] = 30.0
+    """Time without an answer after which the service counts as unreachable; default 30 seconds."""
+
+    @model_validator(mode="after")
+    def _protected(self) -> Self:
+        if self.endpoint is None or self.endpoint.startswith("https:"):
+            return self
+        if self.credentials_file is not None or self.ca_file is not None:
+            raise invalid("an endpoint without TLS is an emulator, which takes neither credentials nor certificates")
+        if not self.insecure_plaintext and urlsplit(self.endpoint).hostname not in LOCAL_HOSTS:
+            raise invalid("an endpoint that is not on this machine needs https, or 'insecure_plaintext'")
+        return self
+
+
 class StatsdMetric(Model):
     """A metric that is made from the changes of a table."""
 
@@ -410,6 +449,7 @@ Delivery = Annotated[
     | MqttDelivery
     | MulticastDelivery
     | NatsDelivery
+    | PubsubDelivery
     | RedisDelivery
     | SnsDelivery
     | SocketDelivery
