@@ -332,8 +332,11 @@ class PubsubDelivery(DeliverySettings):
     """Whether to create topics that do not exist; otherwise the delivery waits until they exist."""
     retention: Annotated[Seconds, Field(ge=600, le=2_678_400)] = 604_800.0
     """Time for which a created topic keeps events for subscriptions that are made later; default 7 days."""
+    ordering_keys: Annotated[Whole, Field(ge=1, le=1_000_000)] | None = None
+    """Number of ordering keys among which the keys are distributed, so that a request has the events of several keys;
+    fewer make a delivery with many keys faster. Default: every key is an ordering key of its own."""
     parallel: Annotated[Whole, Field(ge=1, le=256)] = 32
-    """Maximum number of requests at the same time; a request has events of one key only."""
+    """Maximum number of requests at the same time; a request has events of one ordering key only."""
     timeout: Annotated[Seconds, Field(ge=1)] = 30.0
     """Time without an answer after which the service counts as unreachable; default 30 seconds."""
 

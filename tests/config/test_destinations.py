@@ -111,3 +111,40 @@ def test_the_type_selects_the_model(tmp_path: Path, text: str, kind: type) -> No
 def test_a_key_of_another_type_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError):
         load_definition(write(tmp_path, f"{SOUND}deliveries: [{text}]\n"))
+
+
+PUBSUB = {"type": "pubsub", "project": "shop-prod"}
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"endpoint": "https://europe-west3-pubsub.googleapis.com"},
+        {"endpoint": "http://localhost:8085"},
+        {"endpoint": "http://emulator:8085", "insecure_plaintext": True},
+        {"project": "example.com:shop-prod", "topic_name": "shop-{topic}", "retention": "10m", "ordering_keys": 64},
+    ],
+)
+def test_keys_of_pubsub(keys: dict[str, Any]) -> None:
+    found: Any = read(**{**PUBSUB, **keys})
+
+    assert found.endpoint == keys.get("endpoint")
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"endpoint": "http://emulator:8085"}, "needs https"),
+        ({"endpoint": "https://user:secret@host"}, "String should match"),
+        ({"endpoint": "https://host/path"}, "String should match"),
+        ({"endpoint": "http://localhost:8085", "credentials_file": "/key.json"}, "is an emulator"),
+        ({"endpoint": "http://localhost:8085", "ca_file": "/ca.pem"}, "is an emulator"),
+        ({"project": "Shop"}, "String should match"),
+        ({"topic_name": "{table}"}, "topic"),
+        ({"retention": "32d"}, "less than or equal"),
+    ],
+)
+def test_keys_that_pubsub_does_not_take(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message) as caught:
+        read(**{**PUBSUB, **keys})
+    assert not any("secret" in one["msg"] for one in caught.value.errors())

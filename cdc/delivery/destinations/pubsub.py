@@ -3,7 +3,8 @@
 Pub/Sub takes a request as a whole or not at all, and a request has messages of one ordering key only. So a request has
 the next events of one key, and the following ones of the key are sent when it is acknowledged (`one_lane` of
 KeyedRequests). A request without an answer is sent again before anything later of its key: a consumer may see events
-twice, but the first time in order. Keys do not wait for each other.
+twice, but the first time in order. Keys do not wait for each other. Where most events have a key of their own, each
+needs a request, which takes longer than all else; `ordering_keys` lets several keys share one.
 
 The requests are those of the official client's lower layer (`google.pubsub_v1`). Its upper one collects messages
 itself: it waits for more of them first, starts a thread for each request, and repeats a failed request of a key without
@@ -24,6 +25,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, ClassVar, Final
 from urllib.parse import urlsplit
+from zlib import crc32
 
 import google.auth
 import grpc
@@ -201,16 +203,21 @@ class PubsubDestination:
 def request_entry(event: Event, settings: PubsubDelivery) -> RequestEntry:
     """Return an event as a message for a request."""
     name = settings.topic_name.format(topic=escape(event.topic.encode(), _PLAIN.__contains__))
-    key = ordering_key(event.key)
+    key = ordering_key(event.key, settings.ordering_keys)
     message = _Message(data=event.value or b"", attributes=attributes_of(event), ordering_key=key)
     # a request has a tag and a length of up to four bytes in front of each message
     return RequestEntry(event, f"projects/{settings.project}/topics/{name}", key, message.ByteSize() + 5, message)
 
 
-def ordering_key(key: bytes | None) -> str:
-    """Return the ordering key: the key, or its hash if it is empty or no text; empty for an event without key."""
+def ordering_key(key: bytes | None, number: int | None = None) -> str:
+    """Return the ordering key: the key, or its hash if it is empty or no text; empty for an event without key.
+
+    number: of ordering keys; None: each key is one
+    """
     if key is None:
         return ""
+    if number is not None:
+        return str(crc32(key) % number)
     text = _text(key)
     return text if text and not text.startswith(_HASHED) else f"{_HASHED}{sha256(key).hexdigest()}"
 

@@ -233,6 +233,22 @@ def test_the_longest_keys_and_headers_arrive(
     }
 
 
+def test_keys_that_share_an_ordering_key_keep_their_order_and_are_refused_alone(
+    pubsub: Pubsub, topic: str, received: Callable[[], list[Received]]
+) -> None:
+    sent = [event(number, topic, b"%d" % (number % 100), b"x") for number in range(1000)]
+    pubsub.inject("INVALID_ARGUMENT", id=sent[500].id, times=1000)
+    pubsub.inject("UNAVAILABLE", id=sent[701].id)
+    found = refused(make(**pubsub.settings(ordering_keys=3)), sent)
+    expected = [one for one in sent if one.key != b"0" or one.position < 500]
+
+    assert list(found.refused) == [sent[500].id]
+    for key in {one.key for one in sent}:
+        assert names([one for one in received() if one.key == key]) == names(
+            [one for one in expected if one.key == key]
+        )
+
+
 def test_two_headers_of_one_name_both_arrive() -> None:
     attributes = attributes_of(event(1, "orders", b"key", b"x", ("a", b"1"), ("a", b"2")))
 
@@ -244,6 +260,11 @@ def test_two_headers_of_one_name_both_arrive() -> None:
 def test_a_key_that_is_no_ordering_key_is_hashed(key: bytes) -> None:
     assert ordering_key(key).startswith("sha256:")
     assert ordering_key(key) != ordering_key(key + b"x")
+
+
+def test_keys_are_distributed_among_ordering_keys() -> None:
+    assert {ordering_key(b"%d" % number, 8) for number in range(1000)} == set("01234567")
+    assert ordering_key(None, 8) == ""
 
 
 def test_a_closed_client_is_an_unavailable_destination(pubsub: Pubsub) -> None:
