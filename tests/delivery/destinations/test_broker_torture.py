@@ -17,7 +17,7 @@ from tests.delivery.destinations.receivers import Receiver, killable, module_of
 from tests.delivery.destinations.sending import Assignment, deliver, numbered, start_process
 from tests.delivery.destinations.test_destination_contract import check_delivered
 
-KINDS: Final = sorted({"amqp", "mqtt", "nats", "redis"} & set(killable()))
+KINDS: Final = sorted({"amqp", "mqtt", "nats", "pubsub", "redis"} & set(killable()))
 KILLS: Final = 50
 ENDLESS: Final = 10_000_000
 """More events than the processes can send before they are killed."""
