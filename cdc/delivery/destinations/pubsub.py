@@ -168,7 +168,8 @@ class PubsubDestination:
         half = len(entries) // 2
         answer = self._post(place, entries[:half])
         if answer.failed or answer.refused:  # no later event may overtake them
-            return RequestAnswer({**answer.failed, **dict.fromkeys(range(half, len(entries)), error)}, answer.refused)
+            waiting = dict.fromkeys(range(half, len(entries)), next(iter(answer.failed.values()), error))
+            return RequestAnswer({**answer.failed, **waiting}, answer.refused)
         rest = self._post(place, entries[half:])
         return RequestAnswer(_moved(rest.failed, half), _moved(rest.refused, half))
 

@@ -117,6 +117,15 @@ def test_a_message_that_the_service_refuses_is_found_among_others_of_its_request
     assert names([one for one in received() if one.key == b"1"]) == names(sent[1::2])
 
 
+def test_a_service_that_fails_before_the_refused_message_is_found_is_unavailable(pubsub: Pubsub, topic: str) -> None:
+    sent = [event(number, topic, b"key", b"x") for number in range(40)]
+    pubsub.inject("INVALID_ARGUMENT", id=sent[30].id, times=1000)
+    pubsub.inject("UNAVAILABLE", id=sent[10].id, times=1000)
+    error = error_of(make(**pubsub.settings(timeout="1s")), sent)
+
+    assert type(error) is DestinationUnavailable
+
+
 def test_a_refused_event_without_key_does_not_stop_others(
     pubsub: Pubsub, topic: str, received: Callable[[], list[Received]]
 ) -> None:
