@@ -63,6 +63,33 @@ _SETTINGS: Final[dict[int, str]] = {
     KafkaError.INVALID_PARTITIONS: "correct 'topics.partitions' of the delivery",
 }
 """Codes that only another definition changes → what to do."""
+LOGGED_EVERY: Final = 60.0
+"""Minimum seconds between two log lines of clients about the same broker that begin with the same word."""
+
+
+class RareLines(logging.Filter):
+    """Omits log lines that repeat: a client without a broker writes the same one four times a second, for hours.
+
+    The client writes `WORD [client] [thrd:broker]: text`.
+    """
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._due: dict[tuple[str, ...], float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether the line is written."""
+        words, now = record.getMessage().split(" ", 3), self._clock()
+        kind = (words[0], *words[2:3])
+        if now < self._due.get(kind, 0.0):
+            return False
+        self._due[kind] = now + LOGGED_EVERY
+        return True
+
+
+_LOG: Final = logging.getLogger("cdc.delivery.kafka")
+_LOG.addFilter(RareLines())
 
 
 def client_settings(settings: KafkaDelivery, name: str, errors: ClientErrors) -> dict[str, Any]:
@@ -72,7 +99,7 @@ def client_settings(settings: KafkaDelivery, name: str, errors: ClientErrors) ->
         "bootstrap.servers": ",".join(settings.servers),
         "client.id": name,
         "socket.timeout.ms": _milliseconds(settings.timeout),
-        "logger": logging.getLogger("cdc.delivery.kafka"),
+        "logger": _LOG,
         "error_cb": errors.note,
         "security.protocol": ("sasl_" if settings.login else "") + ("ssl" if settings.uses_tls else "plaintext"),
     }

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, Message
 
-from cdc.delivery.destinations.kafka_client import ClientErrors, client_settings, producer_settings
+from cdc.delivery.destinations.kafka_client import (
+    LOGGED_EVERY,
+    ClientErrors,
+    RareLines,
+    client_settings,
+    producer_settings,
+)
 from cdc.errors import (
     CdcError,
     DeliveryError,
@@ -122,3 +129,20 @@ def test_the_first_error_of_an_event_counts_and_a_purged_event_is_none() -> None
 
     with pytest.raises(EventRefused, match="first"):
         errors.check()
+
+
+def test_a_line_that_repeats_is_logged_once_a_minute_for_each_broker() -> None:
+    now = 100.0
+    lines = RareLines(lambda: now)
+
+    def is_written(word: str, client: int, broker: int) -> bool:
+        text = f"{word} [cdc.shop.to_kafka#producer-{client}] [thrd:127.0.0.1:{broker}/bootstrap]: Connect failed"
+        return lines.filter(logging.LogRecord("kafka", logging.ERROR, "", 0, text, None, None))
+
+    assert is_written("FAIL", 1, 9092)
+    assert not is_written("FAIL", 2, 9092)
+    assert is_written("FAIL", 2, 9093)
+    assert is_written("GETPID", 2, 9092)
+    now += LOGGED_EVERY
+    assert is_written("FAIL", 3, 9092)
+    assert lines.filter(logging.LogRecord("kafka", logging.ERROR, "", 0, "SHORT", None, None))
