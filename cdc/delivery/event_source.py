@@ -18,7 +18,7 @@ from cdc.delivery.destinations.contract import DeliveryIdentity, Event
 from cdc.delivery.event_encoder import EventEncoder, Schemas
 from cdc.delivery.event_part import EventPart
 from cdc.delivery.formats.contract import Format
-from cdc.delivery.log_windows import LogWindow, next_window
+from cdc.delivery.log_windows import LogWindow, LogWindows, next_window
 from cdc.delivery.overload import OverloadPolicy, Selection
 from cdc.delivery.progress import ParkedKey, Progress
 from cdc.delivery.transaction_boundaries import TransactionBoundaries, boundaries_for
@@ -75,6 +75,7 @@ class EventSource:
     ) -> None:
         self._log, self._settings = log, settings
         self._encoder = EventEncoder(settings, identity, encoding)
+        self._windows = LogWindows(log, self._encoder.tables)
         self._boundaries = partial(boundaries_for, settings, identity)
         self._overload = OverloadPolicy(settings, identity)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"encode {settings.name}")
@@ -106,12 +107,13 @@ class EventSource:
             self._log.refresh()
             horizon = None if self._log.compacted is None else self._log.compacted.horizon
             is_trimmed = after < self._log.oldest
-            window = next_window(self._log, after, horizon if is_trimmed else None, self._settings.batch)
+            bootstrap = horizon if is_trimmed else None
+            window = next_window(self._log, after, bootstrap, self._settings.batch, self._encoder.tables)
             if window is None:
                 return
             schemas = self._log.schemas(after) if schemas is None else schemas
             boundaries = self._boundaries()
-            for rows in window.tables(self._encoder.tables):
+            for rows in window.tables():
                 selected = self._encoder.selected(rows.filter(pc.less_equal(rows["position"], int(upto))))
                 part = self._encoder.encode(selected, schemas)
                 yield _of_key(letter, part if boundaries is None else boundaries.added(part, selected))
@@ -134,8 +136,7 @@ class EventSource:
         return None
 
     def _read(self, after: Position, bootstrap: Position | None) -> EventWindow | None:
-        self._log.refresh()
-        window = next_window(self._log, after, bootstrap, self._overload.most(self._settings.batch))
+        window = self._windows.next(after, bootstrap, self._overload.most(self._settings.batch))
         if window is None:
             return None
         schemas = dict(self._schemas[1]) if self._schemas is not None and self._schemas[0] == after else None
@@ -168,7 +169,7 @@ class _Parts:
     def __iter__(self) -> Iterator[WindowPart]:
         self.schemas_after = dict(self._schemas)
         boundaries = self._boundaries()
-        for rows in self._window.tables(self._encoder.tables):
+        for rows in self._window.tables():
             selection = self._select(self._encoder.selected(rows))
             part = self._encoder.encode(selection.rows, self.schemas_after)
             yield WindowPart(part if boundaries is None else boundaries.added(part, selection.rows), selection)

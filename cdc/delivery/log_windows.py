@@ -2,6 +2,8 @@
 
 Rows are sorted by position and ordinal, because a file of an old segment is sorted by table. A window has at most about
 a given number of rows. A larger transaction is a window of its own, which is read in parts.
+
+`next_window` reads one window. `LogWindows` reads the rows of several at once, for a delivery that is behind.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ MOST_BYTES: Final = 24 << 20
 """Approximate maximum bytes of the row images of a window, unless one transaction has more."""
 EXPANSION: Final = 4
 """Assumed bytes in memory for each byte of a log file."""
+READ_ROWS: Final = 2 * GROUP
+"""Rows that are read at once if windows are smaller: a read decodes whole row groups, of which it needs only a part."""
 _ORDER: Final = [("position", "ascending"), ("ordinal", "ascending")]
 
 
@@ -34,10 +38,10 @@ class LogWindow:
 
     after: Position
     upto: Position
-    bootstrap: Position | None
-    """Horizon of the compacted state with which the delivery began; None if the window ends with the end of a state, or
-    has single changes.
-    """
+    horizon: Position | None
+    """Horizon of the compacted state with which the delivery began; None if the window has single changes."""
+    ends_state: bool
+    """True if a compacted state has no row after the window."""
     parts: Sequence[tuple[int, int]]
     """Ranges of ordinals, both ends included, which are read one after the other; empty for a window that is read as a
     whole.
@@ -47,20 +51,43 @@ class LogWindow:
     files: Sequence[LogFile]
     is_last: bool
     """True if the log had no later change when the window was made."""
+    only: TableSelection
+    """The rows that the reader of the window needs."""
+    rows: pa.Table | None = None
+    """The rows, sorted, if they have been read already."""
+
+    @property
+    def bootstrap(self) -> Position | None:
+        """Horizon of the compacted state that the next window continues; None if the next one has single changes."""
+        return None if self.ends_state else self.horizon
 
     @property
     def is_large(self) -> bool:
         """True if the window is one transaction that does not fit into a window."""
-        return bool(self.parts)
+        return bool(self.parts) or (self.rows is not None and self.rows.num_rows > self.most)
 
-    def tables(self, only: TableSelection = EVERY_ROW) -> Iterator[pa.Table]:
-        """Yield the rows that `only` selects in parts, sorted by position and ordinal."""
+    def tables(self) -> Iterator[pa.Table]:
+        """Yield the rows in parts, sorted by position and ordinal."""
         if not self.parts:
-            yield self._sorted(only)
+            yield from _slices(self._sorted(self.only) if self.rows is None else self.rows, self.most)
         for ordinals in self.parts:
-            rows = self._sorted(replace(only, ordinals=ordinals))
-            for start in range(0, rows.num_rows, self.most):
-                yield rows.slice(start, self.most)
+            yield from _slices(self._sorted(replace(self.only, ordinals=ordinals)), self.most)
+
+    def split(self, most: int) -> tuple[LogWindow, LogWindow | None]:
+        """Read the rows, and divide the window into one of about `most` rows and the rest; None if nothing is left."""
+        rows = self._sorted(self.only) if self.rows is None else self.rows
+        most = min(most, self.most)
+        positions = rows["position"].to_numpy()
+        end = len(positions)
+        if end > most:
+            end = int(np.searchsorted(positions, positions[most])) or int(
+                np.searchsorted(positions, positions[0], "right")
+            )
+        if end == len(positions):
+            return replace(self, most=most, rows=rows), None
+        upto = Position(int(positions[end - 1]))
+        first = replace(self, upto=upto, ends_state=False, is_last=False, most=most, rows=rows.slice(0, end))
+        return first, replace(self, after=upto, rows=rows.slice(end))
 
     def _sorted(self, only: TableSelection) -> pa.Table:
         rows = pa.concat_tables(
@@ -69,12 +96,35 @@ class LogWindow:
         return rows.take(pc.sort_indices(rows.select(["position", "ordinal"]), sort_keys=_ORDER)).combine_chunks()
 
 
-def next_window(log: LogReader, after: Position, bootstrap: Position | None, most: int) -> LogWindow | None:
+class LogWindows:
+    """Reads windows one after the other. Rows that were read together with a window are kept for the next ones."""
+
+    def __init__(self, log: LogReader, only: TableSelection, at_once: int = READ_ROWS) -> None:
+        self._log, self._only, self._at_once = log, only, at_once
+        self._rest: LogWindow | None = None
+
+    def next(self, after: Position, bootstrap: Position | None, most: int) -> LogWindow | None:
+        """Return what `next_window` returns; fast if the caller continues after the last window."""
+        rest, self._rest = self._rest, None
+        if rest is None or (rest.after, rest.horizon) != (after, bootstrap):
+            self._log.refresh()
+            rest = next_window(self._log, after, bootstrap, max(most, self._at_once), self._only)
+            if rest is None:
+                return None
+            if rest.is_large:
+                return next_window(self._log, after, bootstrap, most, self._only)
+        first, self._rest = rest.split(most)
+        return first
+
+
+def next_window(
+    log: LogReader, after: Position, bootstrap: Position | None, most: int, only: TableSelection = EVERY_ROW
+) -> LogWindow | None:
     """Return the window that begins after a position; None if the log has nothing after it.
 
     bootstrap: horizon of the compacted state that the delivery has begun to send and not sent completely; `after` is
-    then a position inside this state. most: maximum number of rows. Raises LogTrimmed if the log has lost changes after
-    the position.
+    then a position inside this state. most: maximum number of rows, counted before `only` selects those that are
+    needed. Raises LogTrimmed if the log has lost changes after the position.
     """
     durable = log.durable
     if durable is None or durable <= after:
@@ -93,12 +143,21 @@ def next_window(log: LogReader, after: Position, bootstrap: Position | None, mos
     return LogWindow(
         after=after,
         upto=end,
-        bootstrap=bootstrap if end < last else None,
+        horizon=bootstrap,
+        ends_state=end == last,
         parts=parts,
         most=most,
         files=[file for file in files if file.first <= end and file.last > after],
         is_last=end >= durable,
+        only=only,
     )
+
+
+def _slices(rows: pa.Table, most: int) -> Iterator[pa.Table]:
+    if not rows.num_rows:
+        yield rows
+    for start in range(0, rows.num_rows, most):
+        yield rows.slice(start, most)
 
 
 def _changes(log: LogReader, after: Position, most: int) -> tuple[list[LogFile], Position]:

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cdc.delivery.log_windows import LogWindow, next_window
+from cdc.delivery.log_windows import LogWindow, LogWindows, next_window
 from cdc.errors import LogTrimmed
+from cdc.log.file_selection import EVERY_ROW
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from pipelines.compaction.compaction_steps import compact
@@ -57,6 +58,59 @@ def test_windows_of_any_size_have_every_row_once_and_in_order(
         positions = {position for position, _ in places(window)}
         assert len(places(window)) <= size or len(positions) == 1
         assert all(part.num_rows <= size for part in window.tables())
+
+
+@QUIET
+@given(
+    seed=st.integers(0, 10**6),
+    at_once=st.integers(1, 40),
+    most=st.lists(st.integers(1, 12), min_size=1, max_size=6),
+    is_trimmed=st.booleans(),
+)
+def test_windows_of_rows_that_were_read_together_have_every_row_once_and_in_order(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, at_once: int, most: list[int], is_trimmed: bool
+):
+    random, root = Random(seed), tmp_path_factory.mktemp("log") / "log"
+    if is_trimmed:
+        CompactedLog(root)
+    else:
+        commit_in_groups(begin_log(root, SEGMENT_PER_COMMIT), random_transactions(random, 20, 12, most=9), random)
+    log = LogReader(root)
+    expected = [place for window in windows(root, repeat(1000)) for place in places(window)]
+    reader, after, bootstrap, found = LogWindows(log, EVERY_ROW, at_once), START, None, list[LogWindow]()
+
+    for size in chain(most, repeat(most[-1])):
+        if random.random() < 0.2:  # as after a crash
+            reader = LogWindows(LogReader(root), EVERY_ROW, at_once)
+        if (window := reader.next(after, bootstrap, size)) is None:
+            break
+        assert len(places(window)) <= size or len({position for position, _ in places(window)}) == 1
+        assert window.is_large == (len(places(window)) > size)
+        assert all(part.num_rows <= size for part in window.tables())
+        found.append(window)
+        after, bootstrap = window.upto, window.bootstrap
+
+    assert [place for window in found for place in places(window)] == expected
+    assert all(before.upto == one.after for before, one in pairwise(found))
+    assert found[-1].is_last
+    assert not any(window.is_last for window in found[:-1])
+    assert found[-1].upto == log.durable
+
+
+def test_a_caller_that_continues_elsewhere_gets_the_window_from_there(tmp_path: Path):
+    writer = begin_log(tmp_path)
+    for position in (20, 30, 40, 50):
+        commit_rows(writer, change(ORDERS, position, 0, "1"))
+    reader = LogWindows(LogReader(tmp_path), EVERY_ROW)
+    first = reader.next(START, None, 2)
+    assert first is not None
+
+    again, later = reader.next(START, None, 2), reader.next(Position(40), None, 2)
+
+    assert again is not None
+    assert places(again) == places(first)
+    assert later is not None
+    assert places(later) == [(50, 0)]
 
 
 def test_a_file_that_is_sorted_by_table_is_read_in_log_order(tmp_path: Path):
