@@ -67,6 +67,7 @@ gc.disable()  # until all tests are collected: what is made meanwhile lives to t
 pytest_plugins = [
     "tests.fixtures.shared_servers",  # before those that import it, so that pytest rewrites its assertions
     "tests.fixtures.brokers",
+    "tests.fixtures.artemis",
     "tests.fixtures.aws",
     "tests.fixtures.cluster",
     "tests.fixtures.kafka",

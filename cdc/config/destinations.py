@@ -199,6 +199,21 @@ class AmqpDelivery(BrokerDelivery):
     """Bytes of the largest value that the broker takes (`max_message_size`)."""
 
 
+class Amqp1Delivery(BrokerDelivery):
+    """A delivery to a broker of AMQP 1.0, such as ActiveMQ or Azure Service Bus; requires the package extra `amqp1`."""
+
+    type: Literal["amqp1"]
+    url: Annotated[BrokerUrl, Field(pattern=rf"^amqps?{_PLACE}$")]
+    """URL of the broker, for example `amqps://shop.servicebus.windows.net`."""
+    address: Annotated[str, Field(min_length=1), only_placeholders("topic")] = "{topic}"
+    """Address of the queue or topic at the broker; `{topic}` is replaced by the topic of the event. Without `{topic}`,
+    one address takes the events of all topics."""
+    routing: Literal["queue", "topic"] = "queue"
+    """What a broker makes that makes addresses when they are used; a topic loses events while nobody is subscribed."""
+    max_size: Annotated[Bytes, Field(ge=1_000)] = 100 * 2**20
+    """Maximum bytes of a message, if the broker does not take less. A larger event becomes a dead letter."""
+
+
 class NatsDelivery(BrokerDelivery):
     """A delivery to NATS JetStream; requires the package extra `nats`."""
 
@@ -445,7 +460,8 @@ class ZeromqDelivery(DeliverySettings):
 
 
 Delivery = Annotated[
-    AmqpDelivery
+    Amqp1Delivery
+    | AmqpDelivery
     | FileDelivery
     | KafkaDelivery
     | KinesisDelivery

@@ -11,6 +11,7 @@ from cdc.errors import ClientMissing
 
 CLASSES: Final[Mapping[str, str]] = {
     "amqp": "amqp:AmqpDestination",
+    "amqp1": "amqp1:Amqp1Destination",
     "file": "file:FileDestination",
     "kafka": "kafka:KafkaDestination",
     "kinesis": "kinesis:KinesisDestination",
@@ -30,6 +31,7 @@ CLASSES: Final[Mapping[str, str]] = {
 imports its client library."""
 PROMISES: Final[Mapping[str, Promise]] = {
     "amqp": Promise.AT_LEAST_ONCE,
+    "amqp1": Promise.AT_LEAST_ONCE,
     "file": Promise.EXACTLY_ONCE,
     "kafka": Promise.EXACTLY_ONCE,
     "kinesis": Promise.AT_LEAST_ONCE,
@@ -48,6 +50,7 @@ PROMISES: Final[Mapping[str, Promise]] = {
 """Type of a delivery → the promise of its class, which can be shown without the client library."""
 EXTRAS: Final[Mapping[str, str]] = {
     "amqp": "amqp",
+    "amqp1": "amqp1",
     "kafka": "kafka",
     "kinesis": "aws",
     "mqtt": "mqtt",

@@ -17,11 +17,12 @@ import pytest
 
 from cdc.config.secret import Secret
 from cdc.delivery.destinations.amqp import routing_key
+from cdc.delivery.destinations.amqp1 import address_of
 from cdc.delivery.destinations.contract import Destination, Event
 from cdc.delivery.destinations.mqtt import topic_name
 from cdc.delivery.destinations.nats import subject_of
 from cdc.errors import CdcError, DestinationDenied, DestinationNotTrusted, DestinationUnavailable, Reaction
-from tests.delivery.destinations.receivers import Receiver, amqp, mqtt, nats, redis
+from tests.delivery.destinations.receivers import Receiver, amqp, amqp1, mqtt, nats, redis
 from tests.delivery.destinations.sending import Assignment, deliver, event, numbered
 from tests.delivery.destinations.test_destination_contract import check_delivered
 from tests.fixtures.broker_process import PASSWORD, BrokerProcess
@@ -49,7 +50,8 @@ class Broker:
     @property
     def schemes(self) -> tuple[str, str]:
         """Beginnings of URLs without and with TLS."""
-        return {"amqp": ("amqp", "amqps"), "nats": ("nats", "tls")}.get(self.kind, (self.kind, f"{self.kind}s"))
+        found = {"amqp1": ("amqp", "amqps"), "nats": ("nats", "tls")}
+        return found.get(self.kind, (self.kind, f"{self.kind}s"))
 
     def destination(self, port: int | None = None, *, is_secure: bool = False, **changed: object) -> Destination:
         """A destination at this port, by default that of the server."""
@@ -64,6 +66,7 @@ class Broker:
 
 FIXTURES: Final = {
     "amqp": ("rabbit", amqp),
+    "amqp1": ("artemis", amqp1),
     "mqtt": ("mosquitto", mqtt),
     "nats": ("nats", nats),
     "redis": ("redis", redis),
@@ -219,7 +222,7 @@ def test_every_name_is_a_topic_of_its_own(broker: Broker) -> None:
     assert {(one.id, one.topic, one.key) for one in got} == {(one.id, one.topic, one.key) for one in sent}
 
 
-@pytest.mark.parametrize("mapped", [routing_key, topic_name, subject_of])
+@pytest.mark.parametrize("mapped", [address_of, routing_key, topic_name, subject_of])
 def test_names_of_topics_can_be_read_back(mapped: Callable[[str], str]) -> None:
     found = [mapped(name) for name in ODD_NAMES]
 
