@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,8 @@ class Assignment:
     batch: int
     progress: Path
     """File for the progress of a destination that does not store it."""
+    pause: float = 0.0
+    """Seconds between two batches."""
 
 
 def event(number: int, topic: str, key: bytes | None, value: bytes | None, *headers: tuple[str, bytes]) -> Event:
@@ -84,6 +87,7 @@ def _deliver_rest(destination: Destination, assignment: Assignment) -> None:
             partial = assignment.progress.with_suffix(".partial")
             partial.write_bytes(b"%d" % after)
             partial.rename(assignment.progress)
+        threading.Event().wait(assignment.pause)
 
 
 def run_process(assignment: Assignment, point: str | None = None) -> int:
