@@ -1,4 +1,4 @@
-"""`cdc doctor`: report the problems that prevent capturing the source or filling the sinks, each with its remedy."""
+"""`cdc doctor`: report the problems of source, sinks and deliveries, each with its remedy."""
 
 from __future__ import annotations
 
@@ -38,14 +38,16 @@ def register(app: typer.Typer) -> None:
 def doctor(
     config: ConfigOption = DEFAULT_CONFIG, sql: SqlOption = False, rules: RulesOption = False, json: JsonOption = False
 ) -> None:
-    """Check source and targets without changing anything.
+    """Check source, targets and the destinations of deliveries without changing anything.
 
-    The command checks rights, settings, slot, publication, tables and columns. It exits with status 3 if the source
-    cannot be captured, 2 if only the definition of a sink is wrong, and 4 if only the slot may soon be lost.
+    The command checks rights, settings, slot, publication, tables and columns, and connects to each destination. It
+    exits with status 3 if the source cannot be captured or a delivery cannot send, 2 if only the definition of a sink
+    is wrong, and 4 if only the slot may soon be lost.
     """
     from cdc.capture.startup_checks import defined_tables, mask_problems, rule_problems
     from cdc.capture.startup_checks import find_problems as problems_of
     from cdc.config import issues_in_file, load_definition, unprotected_service
+    from cdc.delivery.delivery_checks import delivery_problems
     from cdc.stores.unwritable_tables import sink_conflicts
 
     definition = load_definition(config)
@@ -55,6 +57,7 @@ def doctor(
     # a store that does not answer is reported once
     ruled = [one for one in rule_problems(definition, str(config)) if not stores or one.code != SinkUnavailable.code]
     problems += [*ruled, *mask_problems(definition, tables), *stores]
+    problems += [] if sql else delivery_problems(definition, tables)
     issues = list(issues_in_file(config, [one for one in found if not isinstance(one.error, SinkUnavailable)]))
     if rules and tables:
         unresolved, failed = _check_rules_with_spark(config)

@@ -66,6 +66,11 @@ class TableRoute:
             if name is not None:
                 self._topic.append(known[name] if name in known else self._column(name))
 
+    @property
+    def topic(self) -> str | None:
+        """The topic of all events; None if it depends on the row."""
+        return None if any(isinstance(piece, Column) for piece in self._topic) else "".join(map(str, self._topic))
+
     def routed(self, rows: pa.Table) -> Iterator[RoutedChanges]:
         """Yield the changes of each topic. rows: log rows of this table under this version of its schema."""
         kept = np.flatnonzero(pc.is_in(rows["op"], _SENT).to_numpy(zero_copy_only=False))
@@ -79,8 +84,8 @@ class TableRoute:
             rows, kept = rows.take(pa.array(found.kept)), kept[found.kept]
         if not rows.num_rows:
             return
-        if not any(isinstance(piece, Column) for piece in self._topic):
-            yield self._changes("".join(map(str, self._topic)), rows, kept)
+        if self.topic is not None:
+            yield self._changes(self.topic, rows, kept)
             return
         topics = self._row_topics(table_changes(self._source, "", rows)).dictionary_encode()
         for number, topic in enumerate(topics.dictionary.to_pylist()):

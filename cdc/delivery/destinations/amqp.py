@@ -8,10 +8,11 @@ take the next, unless `in_flight` is 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import lru_cache, partial
+from queue import SimpleQueue
 from threading import Thread
 from typing import Any, ClassVar, Final
 from urllib.parse import unquote, urlsplit
@@ -63,10 +64,35 @@ class AmqpDestination:
     def open(self) -> bytes | None:
         """Connect, and declare the exchange if the delivery may create it."""
         settings = self._settings
+        self._window = AcknowledgementWindow(self._publish, settings.in_flight, settings.timeout, one_per_key=False)
+        self._channel = _ConfirmChannel(self._parameters(), self._window.answers, settings.timeout)
+        self._known = set()
+        self._channel.open()
+        if settings.create and settings.exchange:
+            self._channel.declare_exchange(settings.exchange)
+        return None
+
+    def check(self, topics: Collection[str]) -> None:
+        """Connect, and look for the exchange, or for the queues, unless the delivery may create them."""
+        settings = self._settings
+        channel = _ConfirmChannel(self._parameters(), SimpleQueue(), settings.timeout)
+        try:
+            channel.open()
+            if settings.create:
+                return
+            if settings.exchange:
+                channel.find_exchange(settings.exchange)
+            for topic in () if settings.exchange else sorted(topics):
+                channel.find_queue(routing_key(topic))
+        finally:
+            channel.close()
+
+    def _parameters(self) -> pika.ConnectionParameters:
+        settings = self._settings
         host, port, is_secure = address(settings.url, 5672, 5671)
         path = unquote(urlsplit(settings.url).path.removeprefix("/"))
         login = (settings.user or "guest", settings.password.current() if settings.password else "guest")
-        parameters = pika.ConnectionParameters(
+        return pika.ConnectionParameters(
             host=host,
             port=port,
             virtual_host=path or "/",
@@ -77,13 +103,6 @@ class AmqpDestination:
             blocked_connection_timeout=settings.timeout,
             client_properties={"connection_name": f"cdc delivery {self._identity}"},
         )
-        self._window = AcknowledgementWindow(self._publish, settings.in_flight, settings.timeout, one_per_key=False)
-        self._channel = _ConfirmChannel(parameters, self._window.answers, settings.timeout)
-        self._known = set()
-        self._channel.open()
-        if settings.create and settings.exchange:
-            self._channel.declare_exchange(settings.exchange)
-        return None
 
     def send(self, events: Sequence[Event]) -> None:
         """Publish the events, after the first one of each new topic was confirmed."""
@@ -171,6 +190,14 @@ class _ConfirmChannel:
     def declare_queue(self, name: str) -> None:
         """Declare a durable queue."""
         self._wait_for(lambda: self._channel.queue_declare(name, durable=True, callback=self._on_step))
+
+    def find_exchange(self, name: str) -> None:
+        """Raise TopicMissing if there is no such exchange."""
+        self._wait_for(lambda: self._channel.exchange_declare(name, passive=True, callback=self._on_step))
+
+    def find_queue(self, name: str) -> None:
+        """Raise TopicMissing if there is no such queue."""
+        self._wait_for(lambda: self._channel.queue_declare(name, passive=True, callback=self._on_step))
 
     def publish(self, exchange: str, events: Sequence[Event]) -> Sequence[int]:
         """Publish the events soon, and return the tags of their confirmations."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, ClassVar, Generic, TypeVar
 
 from cdc import failpoint
@@ -11,7 +12,7 @@ from cdc.config.destinations import KinesisDelivery, SnsDelivery, SqsDelivery
 from cdc.delivery.destinations.aws_client import new_client, refusal_of_entry
 from cdc.delivery.destinations.contract import DeliveryIdentity, Event, Promise, refuse
 from cdc.delivery.destinations.keyed_requests import KeyedLimits, KeyedRequests, RequestAnswer, RequestEntry
-from cdc.errors import CdcError, DestinationUnavailable, EventRefused, EventTooLarge
+from cdc.errors import CdcError, DestinationUnavailable, EventRefused, EventTooLarge, TopicMissing
 
 SettingsT = TypeVar("SettingsT", bound=SqsDelivery | SnsDelivery | KinesisDelivery)
 
@@ -33,6 +34,7 @@ class AwsDestination(ABC, Generic[SettingsT]):
     def __init__(self, settings: SettingsT, identity: DeliveryIdentity) -> None:
         del identity
         self._settings = settings
+        self._may_create = settings.create
         self._client: Any = None
         self._requests: KeyedRequests | None = None
         self._found: dict[str, str] = {}
@@ -46,6 +48,17 @@ class AwsDestination(ABC, Generic[SettingsT]):
         limits = KeyedLimits(self.entries, size, self._settings.parallel)
         self._requests = KeyedRequests(self._post, limits, self._settings.timeout)
         return None
+
+    def check(self, topics: Collection[str]) -> None:
+        """Look for the queues, topics or streams of the topics. It needs the rights that sending needs."""
+        self._client, self._may_create = new_client(self.service, self._settings), False
+        try:
+            for name in sorted({self._entry(Event("", 0, 0, topic, None, b"")).place for topic in topics}):
+                with suppress(*([TopicMissing] if self._settings.create else [])):
+                    self._find(name)
+        finally:
+            self._may_create = self._settings.create
+            self.close()
 
     def send(self, events: Sequence[Event]) -> None:
         """Check the events, then let them wait for `commit`, or send them if many wait."""

@@ -16,7 +16,7 @@ exactly once. Every other one delivers at least once, and an event that is sent 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, Protocol, runtime_checkable
@@ -154,6 +154,18 @@ class EventHistory(Protocol):
 
         after: the id of an event, `next` of a page, or empty for everything that the log has. Raises a CdcError if the
         log does not have the changes any more, or if `after` is none of these.
+        """
+
+
+@runtime_checkable
+class ChecksAccess(Protocol):
+    """A destination that has a server or a directory, which `cdc doctor` checks while another process may send."""
+
+    def check(self, topics: Collection[str]) -> None:
+        """Connect and disconnect, instead of `open`. Raises the error for which the delivery would wait or stop.
+
+        The call sends and creates nothing, and neither fences nor disconnects another process of the delivery. Raises
+        TopicMissing for one of the topics that is missing and would not be created, as far as the delivery may see it.
         """
 
 

@@ -10,7 +10,7 @@ import base64
 import fcntl
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from io import FileIO
 from pathlib import Path
 from typing import ClassVar, Final, NamedTuple
@@ -65,6 +65,17 @@ class FileDestination:
         except OSError as exc:
             raise self._failed(exc) from exc
         return None if stored is None else stored.progress
+
+    def check(self, topics: Collection[str]) -> None:
+        """Check that the directory can be written, or created, and that its progress can be read."""
+        del topics
+        existing = next(one for one in (self._folder, *self._folder.absolute().parents) if one.exists())
+        if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+            raise DestinationUnavailable(f"cannot write to {str(self._folder)!r}: {str(existing)!r} is not writable")
+        try:
+            self._stored()
+        except OSError as exc:
+            raise self._failed(exc) from exc
 
     def send(self, events: Sequence[Event]) -> None:
         """Append the events."""

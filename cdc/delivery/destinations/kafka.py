@@ -11,7 +11,7 @@ not answered is known only then. Consumers have to read with `isolation.level=re
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from time import monotonic
 from typing import Any, ClassVar, Final
 
@@ -82,6 +82,12 @@ class KafkaDestination:
             progress = StoredProgress(client, self._progress_topic, errors, timeout).read(admin, self._key)
         self._client, self._producer, self._topics = client, producer, topics
         return progress
+
+    def check(self, topics: Collection[str]) -> None:
+        errors = ClientErrors(f"Kafka at {self._settings.servers[0]!r}")
+        admin = AdminClient(client_settings(self._settings, self._name, errors))
+        directory = TopicDirectory(admin, self._settings.topics, errors, self._settings.timeout)
+        directory.check([self._progress_topic, *filter(is_possible_name, topics)])
 
     def send(self, events: Sequence[Event]) -> None:
         producer, topics = self._transaction()

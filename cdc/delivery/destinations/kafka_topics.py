@@ -37,6 +37,12 @@ class TopicDirectory:
         self._create([NewTopic(name, partitions, replication, config=dict(self._settings.config)) for name in missing])
         self.known.update(topics)
 
+    def check(self, topics: Collection[str]) -> None:
+        """Raise TopicMissing if a topic is missing and would not be created."""
+        missing = self._missing(topics)
+        if missing and not self._settings.create:
+            raise TopicMissing(f"topic {missing[0]!r} does not exist")
+
     def create_compacted(self, topic: str, config: Mapping[str, str]) -> bool:
         """Create the topic, with one partition that keeps the newest records; return False if it exists."""
         missing = self._missing([topic])

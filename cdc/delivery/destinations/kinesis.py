@@ -42,7 +42,7 @@ class KinesisDestination(AwsDestination[KinesisDelivery]):
         except FAILURES as exc:
             if not is_missing(exc):
                 raise meaning(exc, f"stream {name!r} cannot be found") from exc
-            if not self._settings.create:
+            if not self._may_create:
                 raise TopicMissing(f"stream {name!r} does not exist") from exc
             state = self._create(name)
         if state not in _READY:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import BinaryIO, ClassVar, Final
 
 from cdc.config.destinations import SocketDelivery, StdoutDelivery
@@ -65,14 +65,15 @@ class SocketDestination:
 
     def open(self) -> bytes | None:
         """Connect."""
-        place = self._settings.host, self._settings.port
-        try:
-            self._socket = socket.create_connection(place, timeout=TIMEOUT)
-        except OSError as exc:
-            raise self._broken(exc) from exc
+        self._socket = self._connected()
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._answers, self._pending = self._socket.makefile("rb"), []
         return None
+
+    def check(self, topics: Collection[str]) -> None:
+        """Connect and disconnect; the receiver sees a connection without lines."""
+        del topics
+        self._connected().close()
 
     def send(self, events: Sequence[Event]) -> None:
         """Write the events; the call waits while the receiver does not read."""
@@ -106,6 +107,12 @@ class SocketDestination:
             if opened is not None:
                 opened.close()
         self._answers = self._socket = None
+
+    def _connected(self) -> socket.socket:
+        try:
+            return socket.create_connection((self._settings.host, self._settings.port), timeout=TIMEOUT)
+        except OSError as exc:
+            raise self._broken(exc) from exc
 
     @property
     def _place(self) -> str:

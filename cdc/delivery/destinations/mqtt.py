@@ -7,10 +7,11 @@ subscriber is away, and the last one of each topic if `retain` is set.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from queue import Empty, SimpleQueue
 from typing import Any, ClassVar, Final
+from uuid import uuid4
 
 from paho.mqtt.client import CallbackAPIVersion, Client, MQTTv5
 from paho.mqtt.enums import MQTTErrorCode
@@ -65,10 +66,22 @@ class MqttDestination:
 
     def open(self) -> bytes | None:
         """Connect, with the limits that the broker states."""
+        self._open(f"cdc-{self._identity}")
+        return None
+
+    def check(self, topics: Collection[str]) -> None:
+        """Connect under another name, because a broker ends an older connection of the same name."""
+        del topics
+        try:
+            self._open(f"cdc-{self._identity}-check-{uuid4().hex}")
+        finally:
+            self.close()
+
+    def _open(self, client_id: str) -> None:
         settings = self._settings
         self._client = client = Client(
             CallbackAPIVersion.VERSION2,
-            client_id=f"cdc-{self._identity}",
+            client_id=client_id,
             protocol=MQTTv5,
             reconnect_on_failure=False,
         )
@@ -89,7 +102,6 @@ class MqttDestination:
             raise connection_error(exc, self._place) from exc
         client.loop_start()
         self._apply_limits(self._first(connected))
-        return None
 
     def send(self, events: Sequence[Event]) -> None:
         """Publish the events; the call waits while earlier ones of their keys are not acknowledged."""

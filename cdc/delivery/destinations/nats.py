@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Sequence
 from functools import lru_cache
+from queue import SimpleQueue
 from threading import Thread
 from typing import Any, ClassVar, Final
 
@@ -64,6 +65,17 @@ class NatsDestination:
         self._connection = _JetStreamConnection(settings, self._window.answers)
         self._connection.open(f"cdc delivery {self._identity}")
         return None
+
+    def check(self, topics: Collection[str]) -> None:
+        """Connect, and look for the stream of each topic, unless the delivery may create its stream."""
+        settings = self._settings
+        connection = _JetStreamConnection(settings.model_copy(update={"create": False}), SimpleQueue())
+        try:
+            connection.open(f"cdc check {self._identity}")
+            if not settings.create:
+                connection.find_streams([subject_of(topic) for topic in sorted(topics)])
+        finally:
+            connection.close()
 
     def send(self, events: Sequence[Event]) -> None:
         """Publish the events; the call waits while earlier ones of their keys are not acknowledged."""
@@ -128,6 +140,14 @@ class _JetStreamConnection:
         except (APIError, nats.errors.Error, OSError, TimeoutError) as exc:
             raise self._error(self._failure or exc) from exc
         self._is_open = True
+
+    def find_streams(self, subjects: Sequence[str]) -> None:
+        """Raise TopicMissing if a subject has no stream, or another one than the delivery needs."""
+        try:
+            self._wait(self._find_streams(subjects))
+        except (APIError, nats.errors.Error, OSError, TimeoutError) as exc:
+            if "ermissions" not in str(self._failure):  # a user that may only publish cannot see streams
+                raise self._error(self._failure or exc) from exc
 
     def publish(self, events: Sequence[Event]) -> Sequence[int]:
         """Publish the events soon, and return the numbers of their acknowledgements."""
@@ -209,6 +229,16 @@ class _JetStreamConnection:
                     duplicate_window=settings.deduplicate,
                 )
             )
+
+    async def _find_streams(self, subjects: Sequence[str]) -> None:
+        streams = self._client.jetstream(timeout=self._settings.timeout)
+        for subject in subjects:
+            try:
+                found = await streams.find_stream_name_by_subject(subject)
+            except NotFoundError:
+                found = None
+            if found is None or found != (self._settings.stream or found):
+                raise TopicMissing(f"no stream has the subject {subject!r}, or another than the delivery names")
 
     async def _publish_all(self, events: Sequence[tuple[int, Event]]) -> None:
         try:

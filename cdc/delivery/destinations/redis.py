@@ -15,7 +15,7 @@ sent again, and are there once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, ClassVar, Final
 from urllib.parse import urlsplit
 
@@ -95,6 +95,14 @@ class RedisDestination:
         self._generation = int(generation)
         stored: bytes | None = progress
         return stored
+
+    def check(self, topics: Collection[str]) -> None:
+        """Connect, and check that the keys of the topics are streams, or free."""
+        try:
+            self._checks = self._connect()
+            self._check_types(set(topics))
+        finally:
+            self.close()
 
     def send(self, events: Sequence[Event]) -> None:
         """Queue the events in Redis."""

@@ -41,7 +41,7 @@ class SnsDestination(AwsDestination[SnsDelivery]):
         except FAILURES as exc:
             if not is_missing(exc):
                 raise meaning(exc, f"topic {name!r} cannot be found") from exc
-            if not self._settings.create:
+            if not self._may_create:
                 raise TopicMissing(f"topic {name!r} does not exist in SNS") from exc
             self._create(name)
         return arn

@@ -46,7 +46,7 @@ class SqsDestination(AwsDestination[SqsDelivery]):
         except FAILURES as exc:
             if not is_missing(exc):
                 raise meaning(exc, f"queue {name!r} cannot be found") from exc
-            if not self._settings.create:
+            if not self._may_create:
                 raise TopicMissing(f"queue {name!r} does not exist") from exc
             return self._create(name)
         return found

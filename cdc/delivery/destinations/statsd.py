@@ -8,7 +8,7 @@ was not stored is counted twice: the numbers are approximate. The exact ones are
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from decimal import Decimal
 from typing import ClassVar
 
@@ -45,6 +45,14 @@ class StatsdDestination:
                 f"the StatsD server {self._settings.host!r} cannot be found: {exc.strerror or type(exc).__name__}"
             ) from exc
         return None
+
+    def check(self, topics: Collection[str]) -> None:
+        """Find the address of the server; UDP does not say whether it listens."""
+        del topics
+        try:
+            self.open()
+        finally:
+            self.close()
 
     def send(self, events: Sequence[Event]) -> None:
         """Add the values up."""

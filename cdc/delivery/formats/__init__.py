@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from types import ModuleType
 from typing import Final
 
 from cdc.config.deliveries import DeliverySettings, EventEncoding, EventFormat
@@ -29,11 +30,20 @@ def new_format(settings: DeliverySettings, names: SourceNames) -> Format:
         return _FORMATS[settings.format](settings, names)
     without_schemas = settings.debezium.model_copy(update={"schemas": False})
     inner = _FORMATS[settings.format](settings.model_copy(update={"debezium": without_schemas}), names)
+    made: Format = _registry_module(settings).RegistryFormat(inner, settings.encoding, settings.schema_registry)
+    return made
+
+
+def check_registry(settings: DeliverySettings) -> None:
+    """Raise an error if the schema registry of a delivery does not answer, or packages that it requires are missing."""
+    if settings.encoding is not EventEncoding.JSON:
+        _registry_module(settings).SchemaRegistry(settings.schema_registry).check()
+
+
+def _registry_module(settings: DeliverySettings) -> ModuleType:
     try:
-        registry_format = import_module("cdc.delivery.formats.registry_format").RegistryFormat
+        return import_module("cdc.delivery.formats.registry_format")
     except ImportError as exc:
         raise ClientMissing(
             f"events in {settings.encoding.value} require the package extra 'registry': {exc.name} is missing"
         ) from exc
-    made: Format = registry_format(inner, settings.encoding, settings.schema_registry)
-    return made

@@ -113,12 +113,20 @@ class SchemaRegistry:
 
     def register(self, subject: str, schema: str, kind: str) -> int:
         """Return the id of a schema, and register it under the subject if it is new."""
+        what = f"subject {subject!r}"
+        return int(self._ask(what, lambda client: client.register_schema(subject, Schema(schema, kind))))
+
+    def check(self) -> None:
+        """Raise the error of the delivery if the registry does not answer, or refuses the user."""
+        self._ask("subjects", lambda client: client.get_subjects(limit=1))
+
+    def _ask(self, what: str, question: Callable[[SchemaRegistryClient], Any]) -> Any:
         try:
             if self._client is None:
                 self._client = self._connected()
-            return int(self._client.register_schema(subject, Schema(schema, kind)))
+            return question(self._client)
         except SchemaRegistryError as exc:
-            raise self._error(subject, exc) from exc
+            raise self._error(what, exc) from exc
         except (httpx2.HTTPError, OSError) as exc:
             kind_of_error = DestinationNotTrusted if _is_untrusted(exc) else DestinationUnavailable
             raise kind_of_error(f"schema registry {self._access.url}: {exc or type(exc).__name__}") from exc
@@ -135,8 +143,8 @@ class SchemaRegistry:
             settings["ssl.ca.location"] = str(self._access.ca_file)
         return SchemaRegistryClient(settings)
 
-    def _error(self, subject: str, error: SchemaRegistryError) -> CdcError:
-        reason = f"schema registry {self._access.url}, subject {subject!r}: {error.error_message}"
+    def _error(self, what: str, error: SchemaRegistryError) -> CdcError:
+        reason = f"schema registry {self._access.url}, {what}: {error.error_message}"
         if error.http_status_code in _REJECTED:
             return EventSchemaRejected(reason)
         if error.http_status_code in _DENIED:

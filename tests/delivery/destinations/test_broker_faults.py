@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Final
+from typing import Any, Final
 from urllib.parse import unquote
 from uuid import uuid4
 
@@ -18,10 +18,17 @@ import pytest
 from cdc.config.secret import Secret
 from cdc.delivery.destinations.amqp import routing_key
 from cdc.delivery.destinations.amqp1 import address_of
-from cdc.delivery.destinations.contract import Destination, Event
+from cdc.delivery.destinations.contract import ChecksAccess, Destination, Event
 from cdc.delivery.destinations.mqtt import topic_name
 from cdc.delivery.destinations.nats import subject_of
-from cdc.errors import CdcError, DestinationDenied, DestinationNotTrusted, DestinationUnavailable, Reaction
+from cdc.errors import (
+    CdcError,
+    DestinationDenied,
+    DestinationNotTrusted,
+    DestinationUnavailable,
+    Reaction,
+    TopicMissing,
+)
 from tests.delivery.destinations.receivers import Receiver, amqp, amqp1, mqtt, nats, redis
 from tests.delivery.destinations.sending import Assignment, deliver, event, numbered
 from tests.delivery.destinations.test_destination_contract import check_delivered
@@ -105,6 +112,32 @@ def test_a_wrong_password_is_refused(broker: Broker) -> None:
     destination.close()
 
     assert type(error) is DestinationDenied
+
+
+def test_a_check_finds_what_opening_would_find(broker: Broker) -> None:
+    denied = broker.destination(password=Secret(WRONG, "${BROKER_PASSWORD}"), timeout="15s")
+    absent, found = broker.destination(port=1), broker.destination()
+    assert isinstance(denied, ChecksAccess)
+    assert isinstance(absent, ChecksAccess)
+    assert isinstance(found, ChecksAccess)
+    found.check(())
+
+    assert type(error_of(lambda: denied.check(()))) is DestinationDenied
+    assert type(error_of(lambda: absent.check(()))) is DestinationUnavailable
+
+
+@pytest.mark.parametrize("kind", ["amqp", "nats"])
+def test_a_check_finds_a_topic_without_a_queue_or_stream_and_does_not_create_it(
+    kind: str, request: pytest.FixtureRequest
+) -> None:
+    fixture, module = FIXTURES[kind]
+    broker = Broker(kind, module, request.getfixturevalue(fixture), uuid4().hex)
+    fields: Any = {"create": False, **({"stream": None, "subjects": ()} if kind == "nats" else {})}
+    for _ in range(2):
+        destination = broker.destination(**fields)
+        assert isinstance(destination, ChecksAccess)
+        error = error_of(partial(destination.check, [broker.topic("orders")]))
+        assert type(error) is TopicMissing
 
 
 def test_a_broker_that_does_not_run_is_unavailable(broker: Broker) -> None:

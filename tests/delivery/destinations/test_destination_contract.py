@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc.delivery.destinations.contract import Destination, Event, EventsRefused, Promise
+from cdc.delivery.destinations.contract import ChecksAccess, Destination, Event, EventsRefused, Promise
 from cdc.errors import CdcError, DeliveryFenced, DestinationUnavailable, EventTooLarge, Reaction
 from tests.delivery.destinations.receivers import NAMES, Received, Receiver, crash_points, killable, module_of
 from tests.delivery.destinations.sending import Assignment, event, numbered, run_process
@@ -240,6 +240,25 @@ def test_a_second_process_fences_the_first(receiver: Receiver) -> None:
 
     assert progress == b"10"
     check_delivered(receiver, sent)
+
+
+def test_a_check_neither_disturbs_a_process_that_sends_nor_creates_anything(receiver: Receiver) -> None:
+    destination, other = receiver.make(), receiver.make()
+    if not isinstance(other, ChecksAccess):
+        pytest.skip("consumers connect to the destination")
+    sent = numbered(range(40), receiver.topics)
+    destination.open()
+    send_and_commit(destination, sent[:10], b"10")
+    destination.send(sent[10:20])
+    other.check(receiver.topics)
+    destination.send(sent[20:])
+    destination.commit(b"40")
+    destination.close()
+    progress = destination.open()
+    destination.close()
+
+    check_delivered(receiver, sent)
+    assert progress == (b"40" if destination.stores_progress else None)
 
 
 @pytest.mark.parametrize(("receiver", "point"), crash_points(), indirect=["receiver"])

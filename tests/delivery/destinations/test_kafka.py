@@ -355,6 +355,17 @@ def test_a_wrong_password_is_reported_without_the_password(kafka: SharedKafka) -
     assert "wrong" not in error.message
 
 
+def test_a_check_finds_a_wrong_password_and_a_missing_topic(kafka: SharedKafka, admin: AdminClient) -> None:
+    topic, progress = f"{kafka.prefix}orders", f"{kafka.prefix}progress"
+    with pytest.raises(DestinationDenied):
+        secure(kafka, "WRONG", ca_file=kafka.address.ca_file).check([topic])
+    with pytest.raises(TopicMissing):
+        destination_at(kafka, topics={"create": False}, progress_topic=progress).check([topic])
+    destination_at(kafka, progress_topic=progress).check([topic])
+
+    assert not {topic, progress} & admin.list_topics(timeout=30).topics.keys()
+
+
 def test_a_missing_privilege_is_reported_and_the_delivery_continues_when_it_has_it(
     kafka: SharedKafka, admin: AdminClient
 ) -> None:
