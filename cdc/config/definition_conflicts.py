@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from os.path import normpath
 from typing import Final, NamedTuple
 
 from cdc.config.definition import Definition
+from cdc.config.destinations import FileDelivery
 from cdc.config.field_types import fixed_part, is_remote, placeholders
 from cdc.config.object_store import storage_keys
 from cdc.config.sinks import (
@@ -73,6 +75,7 @@ def disagreements(definition: Definition) -> Iterator[Disagreement]:
     """Yield all conflicts in a definition, each with the key that the user should change."""
     yield from _names(definition)
     yield from _paths(definition)
+    yield from _delivery_directories(definition)
     yield from _signals(definition)
     yield from _storage(definition)
     yield from _modes(definition)
@@ -141,6 +144,19 @@ def _paths(definition: Definition) -> Iterator[Disagreement]:
                 yield Disagreement(key, f"the path up to its first placeholder overlaps the directory of {owner}")
                 break
         taken[root] = f"sink {sink.name!r}"
+
+
+def _delivery_directories(definition: Definition) -> Iterator[Disagreement]:
+    taken: dict[str, str] = {}
+    for place, delivery in enumerate(definition.deliveries):
+        if not isinstance(delivery, FileDelivery):
+            continue
+        other = taken.setdefault(normpath(delivery.path.removeprefix("file://")), delivery.name)
+        if other != delivery.name:
+            message = (
+                f"deliveries {other!r} and {delivery.name!r} cannot share a directory: each has its progress there"
+            )
+            yield Disagreement(("deliveries", place, "path"), message)
 
 
 def _modes(definition: Definition) -> Iterator[Disagreement]:

@@ -59,6 +59,13 @@ def test_a_wrong_value_is_named(tmp_path: Path, fields: str, words: str) -> None
     assert words in str(raised.value)
 
 
+@pytest.mark.parametrize("path", ["out", "./out/", "x/../out"])
+def test_two_deliveries_cannot_write_to_one_directory(tmp_path: Path, path: str) -> None:
+    with pytest.raises(ConfigError, match="deliveries 'one' and 'two' cannot share a directory"):
+        load(tmp_path, f"{{name: one, type: file, path: out}}, {{name: two, type: file, path: '{path}'}}")
+    load(tmp_path, "{name: one, type: file, path: out}, {name: two, type: file, path: out/two}")
+
+
 def test_sinks_and_deliveries_share_their_names(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="another sink or delivery has this name"):
         load(tmp_path, "{name: lake, type: file, path: out}")
