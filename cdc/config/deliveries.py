@@ -181,7 +181,7 @@ class DebeziumSettings(Model):
     """Whether a delete is followed by an event without value (`tombstones.on.delete`)."""
     transaction: Switch = False
     """Whether the envelope has the block `transaction`, and the topic `{pipeline}.transaction` has records of the begin
-    and end of each transaction (`provide.transaction.metadata`). Only the encoding `json` has these records."""
+    and end of each transaction (`provide.transaction.metadata`)."""
 
 
 class DeliverySettings(Model):

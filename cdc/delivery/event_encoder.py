@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +16,7 @@ from cdc.config.deliveries import DeliverySettings
 from cdc.delivery.destinations.contract import DeliveryIdentity
 from cdc.delivery.event_part import EventGroup, EventPart
 from cdc.delivery.formats.contract import EncodedEvents, Format, LogicalMessages
+from cdc.delivery.formats.table_changes import TransactionNumbers
 from cdc.delivery.outbox_route import OutboxRoute
 from cdc.delivery.table_routes import RoutedChanges, TableRoute
 from cdc.errors import CdcError, LogCorrupt
@@ -27,6 +30,19 @@ _SCHEMA: Final = Operation.SCHEMA.value
 
 Schemas = dict[int, TableSchema]
 """Relation → schema in force; the encoder adopts the `s` rows that it passes."""
+
+
+Numbering = Callable[[pa.Table, np.ndarray], tuple[TransactionNumbers, np.ndarray]]
+"""Function that numbers the rows that have an event; see TransactionCounter.number."""
+
+
+class _Routed(NamedTuple):
+    """Changes that were routed together and are not yet encoded."""
+
+    rows: np.ndarray
+    """Index of the row of each change that has an event."""
+    encoded: Callable[[TransactionNumbers | None], EventGroup]
+    """Returns their events, given the numbers of the rows in their transactions."""
 
 
 class EventEncoder:
@@ -52,13 +68,18 @@ class EventEncoder:
             mine = pc.and_(mine, pc.equal(pc.fill_null(rows["address"], self._settings.name), self._settings.name))
         return rows if pc.all(mine).as_py() else rows.filter(mine).combine_chunks()
 
-    def encode(self, rows: pa.Table, schemas: Schemas) -> EventPart:
-        """Return the events of rows that `selected` returned. schemas: in force before the first row."""
-        groups = [
-            group for schema, chosen in self._versions(rows, schemas) for group in self._table(schema, chosen, rows)
-        ]
-        groups += self._messages(rows)
-        return EventPart.of(rows, groups, self._identity.log_id)
+    def encode(self, rows: pa.Table, schemas: Schemas, number: Numbering | None = None) -> EventPart:
+        """Return the events of rows that `selected` returned.
+
+        schemas: in force before the first row; number: numbers the events in their transactions.
+        """
+        routed = [one for schema, chosen in self._versions(rows, schemas) for one in self._table(schema, chosen, rows)]
+        routed += self._messages(rows)
+        if number is None or not routed:
+            return EventPart.of(rows, [one.encoded(None) for one in routed], self._identity.log_id)
+        numbers, counted = number(rows, np.concatenate([one.rows for one in routed]))
+        groups = [one.encoded(numbers.take(one.rows)) for one in routed]
+        return replace(EventPart.of(rows, groups, self._identity.log_id), counted=counted.tolist())
 
     def _topics(self, rows: pa.Table) -> list[str]:
         return [topic for topic in rows["topic"].unique().to_pylist() if topic and matches(topic, self._globs)]
@@ -80,7 +101,7 @@ class EventEncoder:
             if start < len(own):
                 yield _known(schemas, number), own[start:]
 
-    def _table(self, schema: TableSchema, chosen: np.ndarray, rows: pa.Table) -> Iterator[EventGroup]:
+    def _table(self, schema: TableSchema, chosen: np.ndarray, rows: pa.Table) -> Iterator[_Routed]:
         outbox = self._settings.outbox
         is_outbox = outbox is not None and outbox.table == schema.topic
         if not is_outbox and not matches(schema.topic, self._settings.tables):
@@ -90,7 +111,7 @@ class EventEncoder:
         if isinstance(route, OutboxRoute):
             topics, encoded = route.encode(own)
             keys = dict(zip(encoded.source.tolist(), encoded.keys.to_pylist(), strict=True))
-            yield EventGroup(
+            group = EventGroup(
                 rows=chosen,
                 encoded=encoded,
                 topics=topics,
@@ -99,17 +120,24 @@ class EventEncoder:
                 relation=schema.relation,
                 table=schema.topic,
             )
+            yield _Routed(group.event_rows, lambda _numbers: group)
             return
         for part in route.routed(own):
-            yield EventGroup(
-                rows=chosen[part.indices],
-                encoded=self._format.encode(part.changes) if part.refusal is None else _refused(part, part.refusal),
-                topics=part.changes.topic,
-                headers=part.headers,
-                key=part.key,
-                relation=schema.relation,
-                table=schema.topic,
-            )
+            yield _Routed(chosen[part.indices], partial(self._changes, schema, chosen[part.indices], part))
+
+    def _changes(
+        self, schema: TableSchema, rows: np.ndarray, part: RoutedChanges, numbers: TransactionNumbers | None
+    ) -> EventGroup:
+        changes = replace(part.changes, numbers=numbers)
+        return EventGroup(
+            rows=rows,
+            encoded=self._format.encode(changes) if part.refusal is None else _refused(part, part.refusal),
+            topics=changes.topic,
+            headers=part.headers,
+            key=part.key,
+            relation=schema.relation,
+            table=schema.topic,
+        )
 
     def _route(self, schema: TableSchema, *, is_outbox: bool) -> TableRoute | OutboxRoute:
         known = self._routes.get(schema.relation)
@@ -124,7 +152,7 @@ class EventEncoder:
         self._routes[schema.relation] = schema, route
         return route
 
-    def _messages(self, rows: pa.Table) -> Iterator[EventGroup]:
+    def _messages(self, rows: pa.Table) -> Iterator[_Routed]:
         if not self._settings.messages:
             return
         chosen = np.flatnonzero(pc.equal(rows["op"], _MESSAGE).to_numpy())
@@ -135,16 +163,21 @@ class EventEncoder:
         topics = np.array([self._message_topic(prefix) for prefix in prefixes], dtype=object)
         for topic in sorted({one for one in topics if one is not None}):
             places = np.flatnonzero(topics == topic)
-            part = own.take(pa.array(places)).combine_chunks()
-            yield EventGroup(
-                rows=chosen[places],
-                encoded=self._format.encode_messages(LogicalMessages(topic, part)),
-                topics=topic,
-                headers=None,
-                key=lambda _number: (),
-                relation=None,
-                table=prefixes[places[0]] or "",
-            )
+            part = LogicalMessages(topic, own.take(pa.array(places)).combine_chunks())
+            yield _Routed(chosen[places], partial(self._message_group, part, chosen[places], prefixes[places[0]] or ""))
+
+    def _message_group(
+        self, messages: LogicalMessages, rows: np.ndarray, prefix: str, numbers: TransactionNumbers | None
+    ) -> EventGroup:
+        return EventGroup(
+            rows=rows,
+            encoded=self._format.encode_messages(replace(messages, numbers=numbers)),
+            topics=messages.topic,
+            headers=None,
+            key=lambda _number: (),
+            relation=None,
+            table=prefix,
+        )
 
     def _message_topic(self, prefix: str | None) -> str | None:
         for rule in self._settings.messages:

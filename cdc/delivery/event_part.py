@@ -75,6 +75,8 @@ class EventPart:
     """Changes that cannot be encoded."""
     rows: Sequence[int] = ()
     """Index of the row of each event; empty if the events are not only those of rows."""
+    counted: Sequence[int] = ()
+    """Index of each row that has a number in its transaction, in order; empty without a counter."""
 
     @classmethod
     def of(cls, rows: pa.Table, groups: Sequence[EventGroup], log_id: str) -> Self:

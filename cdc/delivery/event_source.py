@@ -76,7 +76,7 @@ class EventSource:
         self._log, self._settings = log, settings
         self._encoder = EventEncoder(settings, identity, encoding)
         self._windows = LogWindows(log, self._encoder.tables)
-        self._boundaries = partial(boundaries_for, settings, identity)
+        self._boundaries = partial(boundaries_for, settings, identity, encoding)
         self._overload = OverloadPolicy(settings, identity)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"encode {settings.name}")
         self._ahead: tuple[_Start, Future[EventWindow | None]] | None = None
@@ -113,9 +113,10 @@ class EventSource:
                 return
             schemas = self._log.schemas(after) if schemas is None else schemas
             boundaries = self._boundaries()
+            number = None if boundaries is None else boundaries.counter.number
             for rows in window.tables():
                 selected = self._encoder.selected(rows.filter(pc.less_equal(rows["position"], int(upto))))
-                part = self._encoder.encode(selected, schemas)
+                part = self._encoder.encode(selected, schemas, number)
                 yield _of_key(letter, part if boundaries is None else boundaries.added(part, selected))
             if boundaries is not None:
                 yield _of_key(letter, boundaries.end())
@@ -169,9 +170,10 @@ class _Parts:
     def __iter__(self) -> Iterator[WindowPart]:
         self.schemas_after = dict(self._schemas)
         boundaries = self._boundaries()
+        number = None if boundaries is None else boundaries.counter.number
         for rows in self._window.tables():
             selection = self._select(self._encoder.selected(rows))
-            part = self._encoder.encode(selection.rows, self.schemas_after)
+            part = self._encoder.encode(selection.rows, self.schemas_after, number)
             yield WindowPart(part if boundaries is None else boundaries.added(part, selection.rows), selection)
         if boundaries is not None and (ending := boundaries.end()).events:
             yield WindowPart(ending, Selection(LOG_SCHEMA.empty_table()))

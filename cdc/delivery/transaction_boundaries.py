@@ -1,29 +1,27 @@
 """Records that say where a source transaction begins and ends, as Debezium's `provide.transaction.metadata` sends them.
 
-The record END has the number of events between both records: those of tables, per table, and transactional logical
-messages. A tombstone is not counted. Rows of a copy belong to no transaction.
+The record END has the number of events of the transaction: those of tables, per table, and of transactional logical
+messages, also those that wait as dead letters. A tombstone is not counted. Rows of a copy belong to no transaction.
 """
 
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from cdc.config.deliveries import DeliverySettings, EventEncoding, EventFormat
+from cdc.config.deliveries import DeliverySettings, EventFormat
 from cdc.delivery.destinations.contract import ID_HEADER, POSITION_HEADER, XID_HEADER, DeliveryIdentity, Event
 from cdc.delivery.event_part import EventPart
 from cdc.delivery.formats.connect_schema import ConnectSchema, SchemaPair, optional, scalar, struct
-from cdc.delivery.formats.contract import TOMBSTONE
+from cdc.delivery.formats.contract import EncodesRecords, Format
 from cdc.delivery.formats.debezium_rows import NO_SCHEMA, schema_frame
 from cdc.delivery.progress import ParkedKey
-from cdc.log_row import Operation
-from cdc.logical_message import message_keys
+from cdc.delivery.transaction_counter import TransactionCounter
 from cdc.position import ChangePosition, Position
 
 _COLLECTION: Final = struct(
@@ -56,37 +54,41 @@ class _OpenTransaction:
     """Commit time since 1970."""
     last: int = 0
     """Ordinal of the last event."""
-    count: int = 0
-    tables: Counter[str] = field(default_factory=Counter)
 
 
 class TransactionBoundaries:
     """Adds the records to the events of one window of the log, which has whole transactions, part by part."""
 
-    def __init__(self, identity: DeliveryIdentity, *, schemas: bool) -> None:
-        """schemas: whether each key and value contains its schema."""
-        self._topic, self._log_id = f"{identity.pipeline}.transaction", identity.log_id
-        self._frames = tuple(map(schema_frame, SCHEMAS)) if schemas else (NO_SCHEMA, NO_SCHEMA)
+    def __init__(self, identity: DeliveryIdentity, record: Callable[[str, str], tuple[bytes, bytes]]) -> None:
+        """record: returns key and value as bytes, from their JSON."""
+        self._topic, self._log_id, self._encoded = _topic(identity), identity.log_id, record
+        self.counter = TransactionCounter()
+        """Counter with which the parts have to be encoded."""
         self._open: _OpenTransaction | None = None
 
     def added(self, part: EventPart, rows: pa.Table) -> EventPart:
         """Return the events of a part with the records that belong between them; rows: log rows of the part."""
         found: list[tuple[Event, ParkedKey | int]] = []
-        columns = rows.select(["topic", "xid"]).to_pydict()
+        columns = rows.select(["position", "ordinal", "xid"]).to_pydict()
         millis = rows["committed_at"].cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64()).to_pylist()
-        is_inside = _in_transaction(rows)
-        for number, (event, row) in enumerate(zip(part.events, part.rows, strict=True)):
-            if self._open is not None and self._open.position != event.position:
+        counted, number = set(part.counted), 0
+        # a transaction whose changes cannot be encoded has records too
+        for row in sorted(counted.union(part.rows)):
+            if self._open is not None and self._open.position != columns["position"][row]:
                 found.append(self._record("END", self._open))
                 self._open = None
-            if is_inside[row]:
+            if row in counted:
+                ordinal = columns["ordinal"][row]
                 if self._open is None:
-                    self._open = _OpenTransaction(event.position, columns["xid"][row], millis[row], event.ordinal)
+                    place = columns["position"][row], columns["xid"][row]
+                    self._open = _OpenTransaction(*place, millis[row], ordinal)
                     found.append(self._record("BEGIN", self._open))
-                _count(self._open, event, columns["topic"][row])
-            found.append((event, number))
+                self._open.last = ordinal
+            while number < len(part.rows) and part.rows[number] == row:
+                found.append((part.events[number], number))
+                number += 1
         events, sources = [event for event, _ in found], [source for _, source in found]
-        return replace(part, events=events, letters=_letters(sources, part.letters), rows=())
+        return replace(part, events=events, letters=_letters(sources, part.letters), rows=(), counted=())
 
     def end(self) -> EventPart:
         """Return the record END of the last transaction; no event if the window has no transaction."""
@@ -100,22 +102,24 @@ class TransactionBoundaries:
         position = Position(transaction.position)
         name = f"{transaction.xid}:{int(position.lsn)}"
         is_end = status == "END"
-        collections = [{"data_collection": table, "event_count": n} for table, n in transaction.tables.items()]
+        counts = self.counter.events_of(transaction.position)
+        collections = [{"data_collection": table, "event_count": n} for table, n in counts.items() if table is not None]
         value = {
             "status": status,
             "id": name,
-            "event_count": transaction.count if is_end else None,
+            "event_count": counts.total() if is_end else None,
             "data_collections": collections if is_end else None,
             "ts_ms": transaction.millis,
         }
         identity = f"{self._log_id}/{position!s}/{transaction.last}/{status.lower()}"
+        key, content = self._encoded(_json({"id": name}), _json(value))
         event = Event(
             id=identity,
             position=transaction.position,
             ordinal=transaction.last,
             topic=self._topic,
-            key=_framed(self._frames[0], {"id": name}),
-            value=_framed(self._frames[1], value),
+            key=key,
+            value=content,
             headers=(
                 (ID_HEADER, identity.encode()),
                 (POSITION_HEADER, str(position).encode()),
@@ -126,32 +130,20 @@ class TransactionBoundaries:
         return event, ParkedKey(first=first, relation=None, table="", topic=self._topic, key=(name,))
 
 
-def boundaries_for(settings: DeliverySettings, identity: DeliveryIdentity) -> TransactionBoundaries | None:
+def boundaries_for(
+    settings: DeliverySettings, identity: DeliveryIdentity, encoding: Format
+) -> TransactionBoundaries | None:
     """Return what adds the records to the parts of one window; None if the delivery does not send them."""
-    is_debezium = settings.format is EventFormat.DEBEZIUM and settings.encoding is EventEncoding.JSON
-    if not is_debezium or not settings.debezium.transaction:
+    if settings.format is not EventFormat.DEBEZIUM or not settings.debezium.transaction:
         return None
-    return TransactionBoundaries(identity, schemas=settings.debezium.schemas)
+    if isinstance(encoding, EncodesRecords):
+        return TransactionBoundaries(identity, partial(encoding.record, _topic(identity), SCHEMAS))
+    key, value = map(schema_frame, SCHEMAS) if settings.debezium.schemas else (NO_SCHEMA, NO_SCHEMA)
+    return TransactionBoundaries(identity, lambda *texts: (_framed(key, texts[0]), _framed(value, texts[1])))
 
 
-def _in_transaction(rows: pa.Table) -> list[bool]:
-    """Return for each row whether its events are between the records of its transaction."""
-    is_message = pc.equal(rows["op"], Operation.MESSAGE.value)
-    found = [not flag for flag in pc.equal(rows["op"], Operation.READ.value).to_pylist()]
-    if pc.any(is_message).as_py():
-        kinds = message_keys(rows["key"].filter(is_message).combine_chunks()).transactional
-        for row, kind in zip(pc.indices_nonzero(is_message).to_pylist(), kinds.to_pylist(), strict=True):
-            found[row] = kind is not False  # an older log does not record the kind
-    return found
-
-
-def _count(transaction: _OpenTransaction, event: Event, table: str | None) -> None:
-    transaction.last = event.ordinal
-    if event.id.endswith(TOMBSTONE):
-        return
-    transaction.count += 1
-    if table is not None:
-        transaction.tables[table] += 1
+def _topic(identity: DeliveryIdentity) -> str:
+    return f"{identity.pipeline}.transaction"
 
 
 def _letters(
@@ -168,6 +160,9 @@ def _letters(
     return letter
 
 
-def _framed(frame: tuple[str, str], payload: dict[str, Any]) -> bytes:
-    start, end = frame
-    return f"{start}{json.dumps(payload, separators=(',', ':'), ensure_ascii=False)}{end}".encode()
+def _json(value: dict[str, Any]) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+
+def _framed(frame: tuple[str, str], payload: str) -> bytes:
+    return payload.join(frame).encode()

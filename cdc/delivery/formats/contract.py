@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
 
-from cdc.delivery.formats.table_changes import TableChanges
+from cdc.delivery.formats.connect_schema import SchemaPair
+from cdc.delivery.formats.table_changes import TableChanges, TransactionNumbers
 from cdc.errors import CdcError
 
 Headers = tuple[tuple[str, bytes], ...]
@@ -24,6 +25,8 @@ class LogicalMessages:
     topic: str
     rows: pa.Table
     """The log rows, with the columns of LOG_SCHEMA and one chunk per column."""
+    numbers: TransactionNumbers | None = None
+    """Numbers in the transactions; None if the delivery does not send them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,3 +64,11 @@ class Format(Protocol):
 
     def encode_messages(self, messages: LogicalMessages) -> EncodedEvents:
         """Encode logical messages, which are rows with the operation `m`."""
+
+
+@runtime_checkable
+class EncodesRecords(Protocol):
+    """A format that also writes events that are no changes, such as the begin of a transaction."""
+
+    def record(self, topic: str, schemas: SchemaPair, key: str, value: str) -> tuple[bytes, bytes]:
+        """Return key and value of an event from their JSON; raises what `encode` raises."""

@@ -1,8 +1,9 @@
 """Format `debezium`: key and value as Debezium's Postgres connector 3.6 writes them with Kafka's JSON converter.
 
 Differences that come from the log: `lsn` is that of the commit record, because the log has no LSN per change; so
-`sequence` begins with null, `xmin` is null, and `total_order` and `data_collection_order` are the ordinal, which has
-gaps. A row of a copy has `snapshot` = `true`. `ts_ms`, `ts_us` and `ts_ns` of the envelope are the time of encoding.
+`sequence` begins with null, and `xmin` is null. `total_order` and `data_collection_order` count the events that the
+delivery has of a transaction. A row of a copy has `snapshot` = `true`. `ts_ms`, `ts_us` and `ts_ns` of the envelope are
+the time of encoding.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from cdc.delivery.formats.event_rows import (
     message_columns,
 )
 from cdc.delivery.formats.json_arrays import concatenated, or_null, quote, quoted
-from cdc.delivery.formats.table_changes import TableChanges
+from cdc.delivery.formats.table_changes import TableChanges, TransactionNumbers
 from cdc.log_row import Operation
 from cdc.table import TableSchema
 
@@ -79,7 +80,7 @@ class DebeziumFormat:
                 ',"source":',
                 *source_block(rows, self._names, changes.schema),
                 ',"transaction":',
-                *self._transaction(rows),
+                *self._transaction(rows, changes.numbers),
                 ',"op":"',
                 operations(rows, has_new_key),
                 f'"{self._times()}}}{end}',
@@ -102,7 +103,7 @@ class DebeziumFormat:
                 f'{start}{{"op":"m","ts_ms":{self._clock() // 1_000_000},"source":',
                 *source_block(rows, self._names, None, columns),
                 ',"transaction":',
-                *self._transaction(rows),
+                *self._transaction(rows, messages.numbers),
                 ',"message":{"prefix":',
                 prefixes,
                 ',"content":',
@@ -135,21 +136,23 @@ class DebeziumFormat:
     ) -> pa.StringArray | None:
         return table.rows.keys(changes, changes.old_key, refusals) if has_new_key.any() else None
 
-    def _transaction(self, rows: JsonRows) -> JsonPieces:
-        if not self._settings.transaction:
+    def _transaction(self, rows: JsonRows, numbers: TransactionNumbers | None) -> JsonPieces:
+        if not self._settings.transaction or numbers is None:
             return ["null"]
-        order = rows.ordinals(first=1)
-        return [
-            '{"id":"',
-            rows.xids(),
-            ":",
-            rows.lsns(),
-            '","total_order":',
-            order,
-            ',"data_collection_order":',
-            order,
-            "}",
-        ]
+        block = concatenated(
+            [
+                '{"id":"',
+                rows.xids(),
+                ":",
+                rows.lsns(),
+                '","total_order":',
+                numbers.total.cast(pa.string()),
+                ',"data_collection_order":',
+                numbers.in_table.cast(pa.string()),
+                "}",
+            ]
+        )
+        return [or_null(block)]
 
     def _times(self) -> str:
         nanos = self._clock()

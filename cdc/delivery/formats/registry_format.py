@@ -81,6 +81,12 @@ class RegistryFormat:
         """Encode logical messages; raises what `encode` raises."""
         return self._written(self._inner.encode_messages(messages), messages.topic, self._inner.message_schemas())
 
+    def record(self, topic: str, schemas: SchemaPair, key: str, value: str) -> tuple[bytes, bytes]:
+        """Return key and value of an event that is no change, from their JSON; raises what `encode` raises."""
+        texts = zip(("key", "value"), schemas, (key, value), strict=True)
+        first, second = (self._content(pa.array([text]), f"{topic}-{part}", schema) for part, schema, text in texts)
+        return first[0].as_py(), second[0].as_py()
+
     def _written(self, events: EncodedEvents, topic: str, schemas: SchemaPair) -> EncodedEvents:
         key, value = schemas
         return replace(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -35,6 +36,19 @@ class Image:
     """Column id → values, for every column of the schema that pgoutput sends."""
 
 
+class TransactionNumbers(NamedTuple):
+    """Numbers of changes in their source transaction, from 1; null for a change that belongs to none."""
+
+    total: pa.Int64Array
+    """Number among the events of the transaction."""
+    in_table: pa.Int64Array
+    """Number among those of the same table."""
+
+    def take(self, changes: np.ndarray) -> TransactionNumbers:
+        """Return the numbers of some of the changes."""
+        return TransactionNumbers(*(column.take(pa.array(changes)) for column in self))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableChanges:
     """Changes of one table under one version of its schema, in log order; every array has the same length."""
@@ -51,6 +65,8 @@ class TableChanges:
     """Texts of the key columns, in key order; all null for a change without key (`t`, or a table without a key)."""
     old_key: tuple[pa.StringArray, ...]
     """Texts of the key before a key change; all null for every other change."""
+    numbers: TransactionNumbers | None = None
+    """Numbers in the transactions; None if the delivery does not send them."""
 
     @property
     def count(self) -> int:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from cdc.config.deliveries import DebeziumSettings, DeliverySettings
 from cdc.delivery.formats.contract import TOMBSTONE, EncodedEvents, LogicalMessages
 from cdc.delivery.formats.debezium import NEW_KEY, OLD_KEY, DebeziumFormat
+from cdc.delivery.formats.table_changes import TransactionNumbers
 from cdc.errors import EventNotEncodable
 from cdc.table import ReplicaIdentity, TableSchema
 from tests.delivery.formats.changes import (
@@ -113,8 +116,10 @@ def test_key_and_value_contain_their_schemas() -> None:
 
 
 def test_the_block_transaction_is_an_option() -> None:
-    events = _encoded(log_row("c", key=["1"], after=ANNE), transaction=True)
-    assert values_of(events) == [EXPECTED["create_with_transaction"]]
+    row = log_row("c", key=["1"], after=ANNE)
+    numbers = TransactionNumbers(pa.array([1, None]), pa.array([1, None]))
+    events = _format(transaction=True).encode(replace(changes_of(CUSTOMERS, row, row), numbers=numbers))
+    assert values_of(events) == [EXPECTED["create_with_transaction"], EXPECTED["create"]]
 
 
 def test_an_unsent_value_comes_from_before_if_that_was_sent() -> None:

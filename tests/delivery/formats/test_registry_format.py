@@ -46,7 +46,7 @@ def _format(url: str, name: str = "debezium", encoding: EventEncoding = EventEnc
     return new_format(settings, NAMES)
 
 
-def _read(state: RegistryState, message: bytes | None) -> Any:
+def read_avro(state: RegistryState, message: bytes | None) -> Any:
     """What a consumer reads: the schema from the registry, then the content."""
     if message is None:
         return None
@@ -60,12 +60,12 @@ def test_events_are_avro_with_the_id_of_their_schema(registry: tuple[str, Regist
     encoder = _format(url)
     rows = log_row("c", 0, key=["1"], after=ROW), log_row("d", 1, key=["1"], before={1: "1"})
     events = encoder.encode(changes_of(SCHEMA, *rows))
-    created, deleted, tombstone = (_read(state, message) for message in events.values.to_pylist())
+    created, deleted, tombstone = (read_avro(state, message) for message in events.values.to_pylist())
     assert str(created["after"]["price"]) == "1.10"
     assert (created["op"], created["before"], created["after"]["note"]) == ("c", None, "x")
     assert deleted["before"] == {"id": 1, "price": None, "note": ""}
     assert tombstone is None
-    assert [_read(state, message) for message in events.keys.to_pylist()] == [{"id": 1}] * 3
+    assert [read_avro(state, message) for message in events.keys.to_pylist()] == [{"id": 1}] * 3
     assert set(state.subjects) == {f"{TOPIC}-key", f"{TOPIC}-value"}
     encoder.encode(changes_of(SCHEMA, *rows))
     assert len(state.requests) == 2
@@ -77,11 +77,11 @@ def test_other_formats_have_schemas_of_their_own(registry: tuple[str, RegistrySt
     rows = log_row("c", 0, key=["1"], after=ROW), log_row("u", 1, key=["1"], after={1: "1", 2: None}, partial=True)
     encoder = _format(url, name)
     events = encoder.encode(changes_of(SCHEMA, *rows))
-    first, second = (_read(state, message) for message in events.values.to_pylist())
+    first, second = (read_avro(state, message) for message in events.values.to_pylist())
     if name == "cdc":
         assert first["after"] == {"id": "1", "price": "1.10", "note": "x"}
         assert second["unchanged"] == ["note"]
-        assert _read(state, events.keys[0].as_py()) == {"id": "1"}
+        assert read_avro(state, events.keys[0].as_py()) == {"id": "1"}
         other = schema_with(column("code", key=0), column("anything", 16, "boolean"))
         encoder.encode(changes_of(other, log_row("c", key=["a"], after={1: "a", 2: "t"})))
         assert len(state.requests) == 2
@@ -95,9 +95,9 @@ def test_messages_are_avro(registry: tuple[str, RegistryState], name: str) -> No
     url, state = registry
     rows = log_rows([log_row("m", relation=None, topic=None, payload=b"\xff", key=["p", "t", "0/A"])])
     events = _format(url, name).encode_messages(LogicalMessages("shop.m", rows))
-    value = _read(state, events.values[0].as_py())
+    value = read_avro(state, events.values[0].as_py())
     assert (value.get("message") or value)["content"] == b"\xff"
-    assert _read(state, events.keys[0].as_py()) == {"prefix": "p"}
+    assert read_avro(state, events.keys[0].as_py()) == {"prefix": "p"}
 
 
 @pytest.mark.parametrize("name", ["debezium", "flat", "cdc"])
@@ -132,7 +132,7 @@ def test_an_incompatible_schema_stops_the_delivery_until_it_is_accepted(registry
         encoder.encode(changes)
     assert caught.value.reaction is Reaction.RETRY
     state.subjects.clear()
-    assert _read(state, encoder.encode(changes).values[0].as_py())["added"] == 5
+    assert read_avro(state, encoder.encode(changes).values[0].as_py())["added"] == 5
 
 
 def test_a_new_nullable_column_is_compatible(registry: tuple[str, RegistryState]) -> None:
@@ -141,7 +141,7 @@ def test_a_new_nullable_column_is_compatible(registry: tuple[str, RegistryState]
     encoder.encode(changes_of(SCHEMA, log_row("c", key=["1"], after=ROW)))
     wider = schema_with(*SCHEMA.columns, column("added", 23, "integer"))
     events = encoder.encode(changes_of(wider, log_row("c", key=["1"], after={**ROW, 4: "5"})))
-    assert _read(state, events.values[0].as_py())["after"]["added"] == 5
+    assert read_avro(state, events.values[0].as_py())["after"]["added"] == 5
     assert len(state.subjects[f"{TOPIC}-value"]) == 2
 
 
@@ -158,7 +158,7 @@ def test_errors_of_the_registry_say_what_failed(registry: tuple[str, RegistrySta
     with pytest.raises(DestinationDenied, match="Unauthorized"):
         _format(url, user="cdc", password=Secret("wrong", "${X}")).encode(changes)
     events = _format(url, user="cdc", password=Secret("right", "${X}")).encode(changes)
-    assert _read(state, events.values[0].as_py())["op"] == "c"
+    assert read_avro(state, events.values[0].as_py())["op"] == "c"
 
 
 def test_a_registry_that_does_not_run_is_unavailable() -> None:
@@ -185,7 +185,7 @@ def test_the_certificate_of_the_registry_is_verified(certificate: tuple[Path, Pa
             _format(url).encode(changes)
         assert state.requests == []
         events = _format(url, ca_file=str(certificate[1])).encode(changes)
-        assert _read(state, events.values[0].as_py())["op"] == "c"
+        assert read_avro(state, events.values[0].as_py())["op"] == "c"
 
 
 @pytest.mark.parametrize(
