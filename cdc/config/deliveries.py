@@ -115,6 +115,8 @@ class MessageTopic(Model):
     """Glob over the prefix of the message, for example `orders.*`."""
     topic: Annotated[str, Field(min_length=1), only_placeholders("pipeline", "prefix")]
     """Topic of the events; `{pipeline}` and `{prefix}` are replaced."""
+    key: Annotated[str, Field(min_length=1)] | None = None
+    """Field of the content, a JSON object, whose text is the key of the event; default: the prefix, as in Debezium."""
 
 
 class Outbox(Model):

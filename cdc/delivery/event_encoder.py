@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -15,14 +14,14 @@ import pyarrow.compute as pc
 from cdc.config.deliveries import DeliverySettings
 from cdc.delivery.destinations.contract import DeliveryIdentity
 from cdc.delivery.event_part import EventGroup, EventPart
-from cdc.delivery.formats.contract import EncodedEvents, Format, LogicalMessages
+from cdc.delivery.formats.contract import EncodedEvents, Format
 from cdc.delivery.formats.table_changes import TransactionNumbers
+from cdc.delivery.message_routes import MessageRoutes, RoutedMessages
 from cdc.delivery.outbox_route import OutboxRoute
 from cdc.delivery.table_routes import RoutedChanges, TableRoute
 from cdc.errors import CdcError, LogCorrupt
 from cdc.log.file_selection import EVERY_ROW, TableSelection
 from cdc.log_row import Operation
-from cdc.logical_message import message_prefixes
 from cdc.table import TableSchema, exact_glob, matches
 
 _MESSAGE: Final = Operation.MESSAGE.value
@@ -54,6 +53,7 @@ class EventEncoder:
         self._globs = (*settings.tables, *outbox)
         self.tables = EVERY_ROW if settings.messages else TableSelection(globs=self._globs)
         """Tables of which the delivery reads rows; a message belongs to no table, so it needs every row."""
+        self._message_routes = MessageRoutes(settings.messages, identity.pipeline)
         self._routes: dict[int, tuple[TableSchema, TableRoute | OutboxRoute]] = {}
 
     def selected(self, rows: pa.Table) -> pa.Table:
@@ -74,7 +74,7 @@ class EventEncoder:
         schemas: in force before the first row; number: numbers the events in their transactions.
         """
         routed = [one for schema, chosen in self._versions(rows, schemas) for one in self._table(schema, chosen, rows)]
-        routed += self._messages(rows)
+        routed += [_Routed(one.indices, partial(self._message_group, one)) for one in self._message_routes.routed(rows)]
         if number is None or not routed:
             return EventPart.of(rows, [one.encoded(None) for one in routed], self._identity.log_id)
         numbers, counted = number(rows, np.concatenate([one.rows for one in routed]))
@@ -131,7 +131,7 @@ class EventEncoder:
         changes = replace(part.changes, numbers=numbers)
         return EventGroup(
             rows=rows,
-            encoded=self._format.encode(changes) if part.refusal is None else _refused(part, part.refusal),
+            encoded=self._format.encode(changes) if part.refusal is None else _refused(changes.count, part.refusal),
             topics=changes.topic,
             headers=part.headers,
             key=part.key,
@@ -152,44 +152,28 @@ class EventEncoder:
         self._routes[schema.relation] = schema, route
         return route
 
-    def _messages(self, rows: pa.Table) -> Iterator[_Routed]:
-        if not self._settings.messages:
-            return
-        chosen = np.flatnonzero(pc.equal(rows["op"], _MESSAGE).to_numpy())
-        if not len(chosen):
-            return
-        own = rows.take(pa.array(chosen))
-        prefixes = message_prefixes(own).to_pylist()
-        topics = np.array([self._message_topic(prefix) for prefix in prefixes], dtype=object)
-        for topic in sorted({one for one in topics if one is not None}):
-            places = np.flatnonzero(topics == topic)
-            part = LogicalMessages(topic, own.take(pa.array(places)).combine_chunks())
-            yield _Routed(chosen[places], partial(self._message_group, part, chosen[places], prefixes[places[0]] or ""))
-
-    def _message_group(
-        self, messages: LogicalMessages, rows: np.ndarray, prefix: str, numbers: TransactionNumbers | None
-    ) -> EventGroup:
+    def _message_group(self, part: RoutedMessages, numbers: TransactionNumbers | None) -> EventGroup:
+        if part.refusal is None:
+            encoded = self._format.encode_messages(replace(part.messages, numbers=numbers))
+        else:
+            encoded = _refused(len(part.indices), part.refusal)
+        if part.keys is not None:
+            encoded = replace(encoded, keys=pa.array([part.keys[one] for one in encoded.source], pa.string()))
         return EventGroup(
-            rows=rows,
-            encoded=self._format.encode_messages(replace(messages, numbers=numbers)),
-            topics=messages.topic,
+            rows=part.indices,
+            encoded=encoded,
+            topics=part.messages.topic,
             headers=None,
-            key=lambda _number: (),
+            key=part.key,
             relation=None,
-            table=prefix,
+            table=part.prefixes,
         )
 
-    def _message_topic(self, prefix: str | None) -> str | None:
-        for rule in self._settings.messages:
-            if fnmatch.fnmatchcase(prefix or "", rule.prefix):
-                return rule.topic.format(pipeline=self._identity.pipeline, prefix=prefix or "")
-        return None
 
-
-def _refused(part: RoutedChanges, reason: CdcError) -> EncodedEvents:
-    """Return no events, and the reason for which each change of the part has none."""
+def _refused(count: int, reason: CdcError) -> EncodedEvents:
+    """Return no events, and the reason for which each change has none."""
     nothing = pa.array([], pa.binary())
-    refused = dict.fromkeys(range(part.changes.count), reason)
+    refused = dict.fromkeys(range(count), reason)
     return EncodedEvents(source=np.empty(0, np.int64), keys=nothing, values=nothing, refused=refused)
 
 

@@ -41,7 +41,8 @@ class EventGroup:
     """Headers that the route adds to the events of each change."""
     key: KeyOf
     relation: int | None
-    table: str
+    table: str | Sequence[str]
+    """Name of the table, or prefix of each message."""
 
     @property
     def event_rows(self) -> np.ndarray:
@@ -58,7 +59,7 @@ class EventGroup:
         return ParkedKey(
             first=ChangePosition(Position(rows["position"][row].as_py()), rows["ordinal"][row].as_py()),
             relation=self.relation,
-            table=self.table,
+            table=self.table if isinstance(self.table, str) else self.table[change],
             topic=topic,
             key=self.key(change),
         )

@@ -177,8 +177,25 @@ def test_messages_go_to_the_topic_of_the_first_prefix_that_matches_in_log_order(
         (3, "shop.a.y"),
     ]
     assert part.events[2].value == b"\xff2"
-    assert part.letters(3).table == "a.y"
+    assert [part.letters(n).table for n in (0, 2, 3)] == ["a.x", "b", "a.y"]
+    assert [part.letters(n).key for n in (0, 2, 3)] == [("a.x",), ("b",), ("a.y",)]
     assert places_of(silent.events) == [(20, 1)]
+
+
+def test_messages_of_one_topic_are_dead_letters_by_their_own_prefix_or_key():
+    messages = [{"prefix": "k.*", "topic": "all", "key": "id"}, {"prefix": "*", "topic": "all"}]
+    contents = [b'{"id": 7}', b'{"id": "x"}', b'{"id": 7, "a": 1}', b"no JSON", b"[]", b'{"id": null}']
+    rows = [message_row(20, n, "k.a", payload=content) for n, content in enumerate(contents)]
+
+    part = encoded(*rows, message_row(20, 9, "p"), message_row(20, 10, "q"), messages=messages)
+
+    assert [event.ordinal for event in part.events] == [0, 1, 2, 9, 10]
+    assert [event.key for event in part.events[:3]] == [b"7", b"x", b"7"]
+    assert [part.letters(n).key for n in range(5)] == [("7",), ("x",), ("7",), ("p",), ("q",)]
+    assert [part.letters(n).table for n in (0, 3, 4)] == ["k.a", "p", "q"]
+    assert [(letter.first.ordinal, letter.table, reason.code) for letter, reason in part.refused] == [
+        (number, "k.a", "CDC-7007") for number in (3, 4, 5)
+    ]
 
 
 def test_a_table_without_a_key_has_events_and_one_order():
