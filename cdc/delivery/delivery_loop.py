@@ -97,9 +97,12 @@ class DeliveryLoop:
         return True
 
     def retry(self, letter: ParkedKey) -> None:
-        """Send all events of a parked key, from the first one that was refused; raises the error of a new refusal."""
+        """Send all events of a parked key, from the first one that was refused; raises the error of a new refusal.
+
+        If a TRUNCATE of the table was sent since, only the events after it are.
+        """
         try:
-            for events in self._source.events_of_key(letter, self._progress.position):
+            for events in self._source.events_of_key(letter, self._progress):
                 self._destination.send(events)
             self._progress = self._committed(self._progress.without(letter.identity))
         except EventsRefused as refused:

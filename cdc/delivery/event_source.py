@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import pyarrow.compute as pc
 
@@ -23,9 +23,11 @@ from cdc.delivery.overload import OverloadPolicy, Selection
 from cdc.delivery.progress import ParkedKey, Progress
 from cdc.delivery.transaction_boundaries import TransactionBoundaries, boundaries_for
 from cdc.log.reader import LogReader
-from cdc.log_row import LOG_SCHEMA
-from cdc.position import Position
+from cdc.log_row import LOG_SCHEMA, Operation
+from cdc.position import ChangePosition, Position
 
+_TRUNCATE: Final = Operation.TRUNCATE.value
+_SCHEMA: Final = Operation.SCHEMA.value
 _Start = tuple[Position, Position | None]
 """Position and bootstrap of a progress."""
 
@@ -95,14 +97,45 @@ class EventSource:
             self._ahead = following, self._thread.submit(self._read, *following)
         return found
 
-    def events_of_key(self, letter: ParkedKey, upto: Position) -> Iterator[list[Event]]:
-        """Yield the events of one parked key from its first change up to a position.
+    def events_of_key(self, letter: ParkedKey, progress: Progress) -> Iterator[list[Event]]:
+        """Yield the events of one parked key from its first change up to the position of a progress.
 
-        If these changes were trimmed from the log, its compacted state has replaced them. Raises the error of a change
-        that cannot be encoded.
+        Events before the last TRUNCATE of the table that was sent are left out: sent now, they would restore a row
+        that the consumer has removed. If changes of the key were trimmed from the log, its compacted state has replaced
+        them. Raises the error of a change that cannot be encoded.
         """
         self._settled(None)
-        after, schemas = Position(letter.first.position - 1), None
+        self._log.refresh()
+        letter = self._after_truncate(letter, progress)
+        schemas = self._log.schemas(Position(letter.first.position - 1))
+        for window in self._windows_of(letter, progress.position):
+            boundaries = self._boundaries()
+            number = None if boundaries is None else boundaries.counter.number
+            for rows in window.tables():
+                selected = self._encoder.selected(rows.filter(pc.less_equal(rows["position"], int(progress.position))))
+                part = self._encoder.encode(selected, schemas, number)
+                yield _of_key(letter, part if boundaries is None else boundaries.added(part, selected))
+            if boundaries is not None:
+                yield _of_key(letter, boundaries.end())
+
+    def _after_truncate(self, letter: ParkedKey, progress: Progress) -> ParkedKey:
+        """Return the letter as if its first change were after the last TRUNCATE of its table that was sent."""
+        found, schemas = letter, self._log.schemas(Position(letter.first.position - 1))
+        for window in self._windows_of(letter, progress.position) if letter.relation is not None else ():
+            for rows in window.tables():
+                of_table = pc.and_(pc.equal(rows["op"], _TRUNCATE), pc.equal(rows["relation"], letter.relation))
+                wanted = pc.or_(of_table, pc.equal(rows["op"], _SCHEMA))
+                part = self._encoder.encode(self._encoder.selected(rows.filter(wanted).combine_chunks()), schemas)
+                for event, truncate in zip(part.events, map(part.letters, range(len(part.events))), strict=True):
+                    parked = progress.parked.get(truncate.identity)
+                    was_sent = parked is None or truncate.first < parked.first
+                    if was_sent and letter.first <= truncate.first and event.position <= progress.position:
+                        found = replace(letter, first=ChangePosition(truncate.first.position, event.ordinal + 1))
+        return found
+
+    def _windows_of(self, letter: ParkedKey, upto: Position) -> Iterator[LogWindow]:
+        """Yield the windows from the first change of a parked key up to a position."""
+        after = Position(letter.first.position - 1)
         while after < upto:
             self._log.refresh()
             horizon = None if self._log.compacted is None else self._log.compacted.horizon
@@ -111,15 +144,7 @@ class EventSource:
             window = next_window(self._log, after, bootstrap, self._settings.batch, self._encoder.tables)
             if window is None:
                 return
-            schemas = self._log.schemas(after) if schemas is None else schemas
-            boundaries = self._boundaries()
-            number = None if boundaries is None else boundaries.counter.number
-            for rows in window.tables():
-                selected = self._encoder.selected(rows.filter(pc.less_equal(rows["position"], int(upto))))
-                part = self._encoder.encode(selected, schemas, number)
-                yield _of_key(letter, part if boundaries is None else boundaries.added(part, selected))
-            if boundaries is not None:
-                yield _of_key(letter, boundaries.end())
+            yield window
             after = window.upto
 
     def close(self) -> None:

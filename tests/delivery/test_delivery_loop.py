@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -448,3 +449,95 @@ def test_a_retry_that_fails_at_a_later_change_delivers_nothing_of_it_later(tmp_p
         drain(loop)
 
     assert places_of(destination.delivered) == [(40, 0)]
+
+
+def truncate(relation: int, position: int, ordinal: int) -> dict[str, Any]:
+    """A TRUNCATE of one of the tables."""
+    return change(relation, position, ordinal, "", op="t", key=None, after=None)
+
+
+def state_of(events: list[Event]) -> dict[tuple[str, str], Any]:
+    """What a consumer has after it has applied the events in the order in which it got them."""
+    rows: dict[tuple[str, str], Any] = {}
+    for event in events:
+        operation, key, row = json.loads(event.value or b"")
+        if operation == "t":
+            rows = {place: one for place, one in rows.items() if place[0] != event.topic}
+        else:
+            rows[event.topic, str(key)] = row
+    return rows
+
+
+@pytest.mark.parametrize("is_created_again", [True, False])
+def test_a_retry_does_not_bring_back_a_row_that_a_truncate_has_removed(tmp_path: Path, is_created_again: bool):
+    root = tmp_path / "log"
+    writer = begin_log(root)
+    commit_rows(writer, change(ORDERS, 20, 0, "1"), change(ITEMS, 20, 1, "1"), change(ORDERS, 20, 2, "2"))
+    commit_rows(writer, change(ORDERS, 30, 0, "1"), truncate(ORDERS, 30, 1))
+    if is_created_again:
+        commit_rows(writer, change(ORDERS, 40, 0, "1"))
+    destination = PlannedDestination()
+    destination.refused = refused_key("1")
+    with LoopRun(root, destination, batch=1) as loop:
+        drain(loop)
+        destination.refused = nothing
+        letters = sorted(loop.progress.parked.values(), key=lambda one: one.topic)
+        for letter in letters:
+            loop.retry(letter)
+
+    assert [letter.table for letter in letters] == ["shop.items", "shop.orders"]
+    assert loop.progress.parked == {}
+    assert places_of(destination.delivered) == [(20, 2), (30, 1), (20, 1), *([(40, 0)] if is_created_again else [])]
+
+
+def test_a_truncate_that_was_not_sent_leaves_nothing_out(tmp_path: Path):
+    root = tmp_path / "log"
+    writer = begin_log(root)
+    commit_rows(writer, change(ORDERS, 20, 0, "1"))
+    commit_rows(writer, truncate(ORDERS, 30, 0))
+    destination = PlannedDestination()
+    destination.refused = lambda _event: True
+    with LoopRun(root, destination) as loop:
+        drain(loop)
+        destination.refused = nothing
+        letter = min(loop.progress.parked.values(), key=lambda one: one.first)
+        loop.retry(letter)
+
+    assert places_of(destination.delivered) == [(20, 0)]
+
+
+def test_a_change_that_cannot_be_encoded_ends_with_a_truncate(tmp_path: Path):
+    root = tmp_path / "log"
+    writer = begin_log(root)
+    commit_rows(writer, change(ORDERS, 20, 0, "1"), truncate(ORDERS, 20, 1))
+    destination = PlannedDestination()
+    with LoopRun(root, destination, PlainFormat(frozenset({"20.0"}))) as loop:
+        drain(loop)
+        (letter,) = loop.progress.parked.values()
+        loop.retry(letter)
+
+    assert loop.progress.parked == {}
+    assert places_of(destination.delivered) == [(20, 1)]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_consumer_has_the_rows_of_the_source_after_retries_and_truncates(tmp_path: Path, seed: int):
+    random, root = Random(seed), tmp_path / "log"
+    transactions = list(random_transactions(random, 20, 25, most=5))
+    for rows in random.sample(transactions, 6):
+        last = rows[-1]
+        rows.append(truncate(last["relation"], last["position"], last["ordinal"] + 1))
+    commit_in_groups(begin_log(root), transactions, random)
+    destination = PlannedDestination()
+    destination.refused = lambda event: key_of(event) in (["1"], ["2"], ["3"])
+    with LoopRun(root, destination, batch=random.choice((1, 4, 1000))) as loop:
+        drain(loop)
+        destination.refused = nothing
+        for letter in list(loop.progress.parked.values()):
+            loop.retry(letter)
+    everything = PlannedDestination()
+    with LoopRun(root, everything) as loop:
+        loop.rewind(Position(0))
+        drain(loop)
+
+    assert state_of(destination.delivered) == state_of(everything.delivered)

@@ -129,9 +129,10 @@ def test_events_of_a_key_are_those_from_the_refused_one_on_and_reading_ahead_doe
     first = next(part for window in found for part in window.parts if part.encoded.events)
     letter, topic, key = first.encoded.letters(0), first.encoded.events[0].topic, first.encoded.events[0].key
 
+    upto = Progress(log_id=run.log.log_id, position=Position(300))
     for _ in range(5):
         next(found)  # the next window is being read while the events of the key are
-        own = [event for events in run.source.events_of_key(letter, Position(300)) for event in events]
+        own = [event for events in run.source.events_of_key(letter, upto) for event in events]
 
     expected = [
         event

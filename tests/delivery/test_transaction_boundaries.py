@@ -20,7 +20,6 @@ from cdc.delivery.formats.table_changes import TableChanges
 from cdc.delivery.progress import Progress
 from cdc.delivery.transaction_boundaries import boundaries_for
 from cdc.log.reader import LogReader
-from cdc.position import Position
 from tests.delivery.destinations.planned import PlannedDestination
 from tests.delivery.formats.changes import NAMES
 from tests.delivery.formats.test_registry_format import read_avro
@@ -173,7 +172,7 @@ def test_a_change_that_cannot_be_encoded_keeps_its_number_until_it_is_sent(tmp_p
         progress = replace(progress, position=window.upto)
     run.source.close()
     run = LoopRun(root, PlannedDestination(), NumberedFormat(), **options(batch=1))
-    retried = [event for found in run.source.events_of_key(letters[0], Position(30)) for event in found]
+    retried = [event for found in run.source.events_of_key(letters[0], progress) for event in found]
     run.source.close()
 
     assert [(event.position, json.loads(event.value or b"")) for event in events if event.topic != TOPIC] == [
