@@ -119,11 +119,16 @@ class DeliveryLoop:
         self._progress = self._committed(self._progress.without(letter.identity))
         self._figures.record_parked(self._progress)
 
-    def rewind(self, position: Position) -> None:
-        """Continue after another position of this log; events that were sent already have the same ids again."""
+    def rewind(self, position: Position, request: str | None = None) -> None:
+        """Continue after another position of this log; events that were sent already have the same ids again.
+
+        request: name of a request, which is carried out once, also if the process dies before it is answered.
+        """
+        if request is not None and request == self._progress.rewind:
+            return
         parked = self._progress.parked if self._progress.log_id == self._log.log_id else {}
         progress = replace(self._progress, log_id=self._log.log_id, position=position, bootstrap=None, parked=parked)
-        self._window, self._progress = None, self._committed(progress)
+        self._window, self._progress = None, self._committed(replace(progress, rewind=request))
         self._figures.record_opened(self._progress)
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ from cdc.catalog.delivery_requests import PAUSE_DELIVERY, REWIND_DELIVERY
 from cdc.delivery.delivery_figures import dead_letter
 from cdc.delivery.delivery_loop import DeliveryLoop
 from cdc.errors import CdcError, Reaction
+from cdc.failpoint import hit
 from cdc.position import Position
 
 KINDS: Final = (PAUSE_DELIVERY, REWIND_DELIVERY, DLQ)
@@ -42,7 +43,10 @@ class DeliveryRequests:
         self.is_paused = any(command.kind == PAUSE_DELIVERY for command in pending)
         for command in pending:
             if command.kind == REWIND_DELIVERY:
-                loop.rewind(Position.parse(command.payload["position"]))
+                # the number alone is not unique: a new catalog begins again with 1
+                request = f"{command.id} of {command.posted_at.isoformat()}"
+                loop.rewind(Position.parse(command.payload["position"]), request)
+                hit("delivery_rewound")
                 self._catalog.commands.finish(command.id, {})
         for command in pending:
             if command.kind == DLQ:

@@ -98,6 +98,8 @@ class Progress:
     dropped: int = 0
     """Number of events that the overload policy has dropped."""
     generation: int = 0
+    rewind: str | None = None
+    """Name of the last request to rewind that was carried out; None if there was none."""
 
     def to_json(self) -> bytes:
         """Return the progress as it is stored."""
@@ -109,6 +111,7 @@ class Progress:
             "parked": [key.to_json() for key in self.parked.values()],
             "dropped": self.dropped,
             "generation": self.generation,
+            "rewind": self.rewind,
         }
         return json.dumps(fields, ensure_ascii=False).encode()
 
@@ -127,6 +130,7 @@ class Progress:
                 parked={key.identity: key for key in keys},
                 dropped=int(fields["dropped"]),
                 generation=int(fields["generation"]),
+                rewind=fields.get("rewind"),
             )
         except (KeyError, TypeError, AttributeError) as exc:
             raise ValueError("the progress of a delivery is damaged") from exc

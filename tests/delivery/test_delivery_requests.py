@@ -11,6 +11,8 @@ import pytest
 from cdc.catalog import Catalog, delivery_requests
 from cdc.catalog.dead_letter_requests import DLQ
 from cdc.delivery.delivery_requests import DeliveryRequests
+from cdc.delivery.progress import Progress
+from cdc.failpoint import Abandoned
 from tests.delivery.destinations.planned import PlannedDestination, nothing
 from tests.delivery.loop_run import NAME, LoopRun, drain, places_of
 from tests.delivery.sent_log import begin_log, change
@@ -89,6 +91,33 @@ def test_a_rewind_and_a_pause_are_answered(sent: Sent):
     delivery_requests.resume(sent.catalog, "shop", NAME, "ada")
     sent.requests.answer(sent.run.loop)
     assert sent.requests.pause_notice() is None
+
+
+def test_a_rewind_whose_process_died_before_it_was_answered_is_carried_out_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    first = Sent(tmp_path)
+    first.destination.refused = nothing
+    number = delivery_requests.request_rewind(first.catalog, "shop", NAME, "0/14", "ada")
+    monkeypatch.setenv("CDC_FAILPOINT", "delivery_rewound:1:abandon")
+    with first.run as loop:
+        drain(loop)
+        with pytest.raises(Abandoned):
+            first.requests.answer(loop)
+    monkeypatch.delenv("CDC_FAILPOINT")
+    assert first.destination.stored is not None
+    assert Progress.from_json(first.destination.stored).position == 20
+
+    run = LoopRun(tmp_path / "log", first.destination)
+    with run as loop:
+        drain(loop)
+        first.requests.answer(loop)
+        assert delivery_requests.await_rewind(first.catalog, number, 0.0)
+        assert loop.progress.position == 40
+        delivery_requests.request_rewind(first.catalog, "shop", NAME, "0/14", "ada")
+        first.requests.answer(loop)
+        assert loop.progress.position == 20
+    first.catalog.close()
 
 
 def test_without_the_catalog_a_delivery_continues_and_stays_paused(sent: Sent, tmp_path: Path):
