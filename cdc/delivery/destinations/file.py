@@ -18,7 +18,7 @@ from typing import ClassVar, Final, NamedTuple
 from cdc import atomic_file
 from cdc.config.destinations import FileDelivery
 from cdc.delivery.destinations.contract import DeliveryIdentity, Event, Promise
-from cdc.delivery.destinations.event_json import line_of
+from cdc.delivery.destinations.event_json import line_encoder
 from cdc.errors import DeliveryFenced, DestinationUnavailable, ProgressDamaged
 from cdc.failpoint import hit
 
@@ -42,6 +42,7 @@ class FileDestination:
 
     def __init__(self, settings: FileDelivery, identity: DeliveryIdentity) -> None:
         self._settings, self._name = settings, identity.name
+        self._line = line_encoder(settings)
         self._folder = Path(settings.path.removeprefix("file://"))
         self._lock: int | None = None
         self._file: FileIO | None = None
@@ -81,7 +82,7 @@ class FileDestination:
         """Append the events."""
         assert self._file is not None  # noqa: S101 - the contract: opened before
         try:
-            lines = memoryview(b"".join(map(line_of, events)))
+            lines = memoryview(b"".join(map(self._line, events)))
             while lines:
                 lines = lines[self._file.write(lines) :]
         except OSError as exc:

@@ -13,8 +13,8 @@ from typing import Any, ClassVar, Final
 from cdc.config.destinations import KinesisDelivery
 from cdc.delivery.destinations.aws_client import FAILURES, is_missing, meaning
 from cdc.delivery.destinations.aws_destination import AwsDestination, answer_of
-from cdc.delivery.destinations.contract import Event
-from cdc.delivery.destinations.event_json import line_of
+from cdc.delivery.destinations.contract import DeliveryIdentity, Event
+from cdc.delivery.destinations.event_json import line_encoder
 from cdc.delivery.destinations.keyed_requests import RequestAnswer, RequestEntry
 from cdc.errors import DestinationUnavailable, TopicMissing
 
@@ -31,9 +31,13 @@ class KinesisDestination(AwsDestination[KinesisDelivery]):
     entries: ClassVar[int] = 500
     request_bytes: ClassVar[int] = 5 << 20
 
+    def __init__(self, settings: KinesisDelivery, identity: DeliveryIdentity) -> None:
+        super().__init__(settings, identity)
+        self._line = line_encoder(settings)
+
     def _entry(self, event: Event) -> RequestEntry:
         name = self._settings.stream.format(topic=escaped_stream(event.topic))
-        key, content = partition_key(event), line_of(event)[:-1]
+        key, content = partition_key(event), self._line(event)[:-1]
         return RequestEntry(event, name, key, len(content) + len(key.encode()), content)
 
     def _find(self, name: str) -> str:

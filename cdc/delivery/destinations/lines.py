@@ -10,7 +10,7 @@ from typing import BinaryIO, ClassVar, Final
 
 from cdc.config.destinations import SocketDelivery, StdoutDelivery
 from cdc.delivery.destinations.contract import DeliveryIdentity, Event, Promise
-from cdc.delivery.destinations.event_json import line_of
+from cdc.delivery.destinations.event_json import line_encoder
 from cdc.errors import DestinationUnavailable
 
 TIMEOUT: Final = 30.0
@@ -24,7 +24,8 @@ class StdoutDestination:
     stores_progress: ClassVar = False
 
     def __init__(self, settings: StdoutDelivery, identity: DeliveryIdentity, output: int | None = None) -> None:
-        del settings, identity
+        del identity
+        self._line = line_encoder(settings)
         # without a buffer: a process that ends while the reader waits has nothing to flush
         self._output = sys.stdout.fileno() if output is None else output
 
@@ -34,7 +35,7 @@ class StdoutDestination:
 
     def send(self, events: Sequence[Event]) -> None:
         """Print the events, and wait until a pipe or a file has taken them; raises BrokenPipeError if it is closed."""
-        lines = memoryview(b"".join(map(line_of, events)))
+        lines = memoryview(b"".join(map(self._line, events)))
         try:
             while lines:
                 lines = lines[os.write(self._output, lines) :]
@@ -58,7 +59,7 @@ class SocketDestination:
 
     def __init__(self, settings: SocketDelivery, identity: DeliveryIdentity) -> None:
         del identity
-        self._settings = settings
+        self._settings, self._line = settings, line_encoder(settings)
         self._socket: socket.socket | None = None
         self._answers: BinaryIO | None = None
         self._pending: list[str] = []
@@ -79,7 +80,7 @@ class SocketDestination:
         """Write the events; the call waits while the receiver does not read."""
         assert self._socket is not None  # noqa: S101 - the contract: opened before
         try:
-            self._socket.sendall(b"".join(map(line_of, events)))
+            self._socket.sendall(b"".join(map(self._line, events)))
         except OSError as exc:
             raise self._broken(exc) from exc
         if self._settings.acknowledge:
