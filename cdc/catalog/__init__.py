@@ -21,6 +21,7 @@ from cdc.catalog.models import AuditRow, LeaseRow, PipelineRow
 from cdc.catalog.reported_state import (
     AWAITS_SPARK,
     REFUSED,
+    REPORT_MAX_AGE,
     DeadLetter,
     DeadLetterStore,
     Processes,
@@ -36,6 +37,7 @@ from cdc.catalog.verified_ranges import VerifiedRange, VerifiedRangeStore
 __all__ = [
     "AWAITS_SPARK",
     "REFUSED",
+    "REPORT_MAX_AGE",
     "AuditLine",
     "Catalog",
     "Command",

@@ -7,6 +7,7 @@ its own dead letters, and the catalog contains a copy of them.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -22,6 +23,8 @@ AWAITS_SPARK: Final = "waits for Spark"
 """Reason that a sink reports while it waits for Spark to begin the first batch, and so applies nothing."""
 REFUSED: Final = "refused"
 """State of a source table that matches a rule but cannot be captured; the table's reason says why."""
+REPORT_MAX_AGE: Final = 5.0
+"""Age in seconds above which a report counts as stale; processes report at least every three seconds."""
 RECORD_ALL_EVERY: Final = 5.0
 """Seconds between two writes of all sinks and tables of a process, because the catalog may be a new one."""
 
@@ -41,6 +44,13 @@ class ProcessReport:
     """Metrics of the process: [[name, [label…], value]…]."""
     reported_at: datetime | None = None
     """Time at which the report was stored; the store sets this field."""
+
+    def age(self, now: datetime) -> float:
+        """Return the seconds since the report, infinite if it was never stored. A time without zone is in UTC."""
+        at = self.reported_at
+        if at is None:
+            return math.inf
+        return max(0.0, (now - (at.replace(tzinfo=UTC) if at.tzinfo is None else at)).total_seconds())
 
 
 class Processes:

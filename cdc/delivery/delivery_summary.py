@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any
 
-from cdc.catalog import Catalog, SinkProgress
+from cdc.catalog import REPORT_MAX_AGE, Catalog, SinkProgress
 from cdc.catalog.delivery_requests import pause_of
 from cdc.config import Definition
 from cdc.delivery.destinations import promise_of
 from cdc.errors import UnknownName
 from cdc.position import Position
-
-SILENT_AFTER: Final = 6.0
-"""Seconds without a report after which the process counts as stopped; it reports every three seconds at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +36,10 @@ class DeliverySummary:
     """True if somebody has paused the delivery."""
 
 
-def summaries(definition: Definition, catalog: Catalog) -> list[DeliverySummary]:
-    """Return every delivery of a definition."""
+def summaries(definition: Definition, catalog: Catalog, now: datetime | None = None) -> list[DeliverySummary]:
+    """Return every delivery of a definition. now: default the present time."""
     progress = {one.sink: one for one in catalog.sinks.ls(definition.name)}
-    is_running = _is_running(catalog, definition.name)
+    is_running = _is_running(catalog, definition.name, now or datetime.now(UTC))
     return [
         DeliverySummary(
             name=one.name,
@@ -67,12 +64,10 @@ def check_name(definition: Definition, name: str) -> None:
         )
 
 
-def _is_running(catalog: Catalog, pipeline: str) -> bool:
+def _is_running(catalog: Catalog, pipeline: str, now: datetime) -> bool:
     """Return whether a process that sends deliveries has reported lately."""
     report = next((one for one in catalog.processes.ls(pipeline) if one.process == "deliver"), None)
-    if report is None or report.reported_at is None or report.state != "running":
-        return False
-    return (datetime.now(UTC) - report.reported_at).total_seconds() <= SILENT_AFTER
+    return report is not None and report.state == "running" and report.age(now) <= REPORT_MAX_AGE
 
 
 def _progress_fields(progress: SinkProgress | None, *, is_running: bool) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pyarrow.compute as pc
 
-from cdc.catalog import Catalog
+from cdc.catalog import REPORT_MAX_AGE, Catalog
 from cdc.demo.workspace import Workspace
 from cdc.errors import LogError
 from cdc.log.reader import LogReader, read_file
@@ -21,7 +21,6 @@ from cdc.metrics import COMPILING, SLOT_RETAINED, SOURCE_LAG_SECONDS
 from cdc.position import Position
 from cdc.service.machine_load import LoadMeter, MachineLoad
 from cdc.service.position_history import PositionHistory
-from cdc.service.status import REPORT_MAX_AGE, report_age
 
 PIPELINE: Final = "shop"
 LAKE: Final = "lake"
@@ -165,7 +164,7 @@ class PipelineProbe:
         """
         found: dict[str, float] = {}
         for report in self._catalog.processes.ls(PIPELINE):
-            old = report.reported_at is None or report_age(report.reported_at, datetime.now(UTC)) > REPORT_MAX_AGE
+            old = report.age(datetime.now(UTC)) > REPORT_MAX_AGE
             if report.process in {"reader", "server"} and not old:
                 metrics: Any = report.figures
                 found |= {name: float(value) for name, _, value in metrics}

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from cdc.catalog import REFUSED
+from cdc.catalog import REFUSED, REPORT_MAX_AGE
 from cdc.errors import RESYNC, SchemaNotApplicable, complete_remedy
 from cdc.metrics import (
     APPLY_ROWS,
@@ -41,8 +41,6 @@ from cdc.snapshot.backfill_status import BackfillStatus, list_backfills
 if TYPE_CHECKING:
     from cdc.catalog import Catalog
 
-REPORT_MAX_AGE: Final = 5.0
-"""Maximum age in seconds of a report; processes report every second."""
 RUNNING: Final = "running"
 """Pipeline state in which reader and apply report, and there are no problems."""
 DEGRADED: Final = "degraded"
@@ -212,17 +210,10 @@ class ReportedMetrics:
         return None
 
 
-def report_age(reported_at: datetime, now: datetime) -> float:
-    """Return the seconds since a report. If `reported_at` has no time zone, it is in UTC."""
-    if reported_at.tzinfo is None:
-        reported_at = reported_at.replace(tzinfo=UTC)
-    return max(0.0, (now - reported_at).total_seconds())
-
-
 def _process(process: str, report: Any, now: datetime) -> ProcessStatus:
     if report is None:
         return ProcessStatus(process, None, "missing", None, None)
-    age = report_age(report.reported_at, now)
+    age = report.age(now)
     ended = report.state in {"stopped", "failed", "copied"}
     state = report.state if age <= REPORT_MAX_AGE or ended else "stale"
     spark = ReportedMetrics(report.figures).get(SPARK_STARTED)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc.catalog import AWAITS_SPARK, Catalog, ProcessReport, SinkProgress, TableProgress
+from cdc.catalog import AWAITS_SPARK, REPORT_MAX_AGE, Catalog, ProcessReport, SinkProgress, TableProgress
 from cdc.metrics import (
     COMPACTION_CHANGES,
     COMPACTION_SECONDS,
@@ -26,7 +26,7 @@ from cdc.service.page.document import PageContext, render
 from cdc.service.position_history import PositionHistory
 from cdc.service.problem import Problem
 from cdc.service.slot_risk import SourceObservation
-from cdc.service.status import REPORT_MAX_AGE, pipeline_status, with_delays, with_source
+from cdc.service.status import pipeline_status, with_delays, with_source
 from tests.service.pipeline import LOG_END, NAME, fill, new_catalog
 
 
