@@ -96,6 +96,7 @@
     │   └── LogDamaged
     └── DeliveryError         CDC-7xxx           a delivery or its destination
         ├── DestinationUnavailable  retried
+        │   └── DestinationFull     retried: it takes no more events at present
         ├── DestinationDenied       exit 3, retried: wrong credentials or too few privileges
         ├── DestinationNotTrusted   exit 3, retried: the certificate of a destination is not trusted
         ├── TopicMissing            retried: a topic, queue or stream does not exist and may not be created
@@ -107,7 +108,7 @@
         ├── EventSchemaRejected     retried: the schema registry refuses a schema
         ├── ClientMissing           exit 3: the client library of a destination is not installed
         ├── ProgressDamaged         the stored progress cannot be read
-        └── QuotaExhausted          retried: the provider of a destination takes no more for now
+        └── DestinationFull          retried: the provider of a destination takes no more for now
 
 Messages are lower case without a full stop. They name the failing object with ``!r`` and contain neither row
 values nor secrets. ``raise … from`` keeps the cause.
@@ -1082,12 +1083,11 @@ class ProgressDamaged(DeliveryError):
     remedy = "restore what the message names from a backup, or remove it to begin again as a new delivery does"
 
 
-class QuotaExhausted(DeliveryError):
-    """A quota at the provider of a destination is used up; the log keeps the changes until it is not."""
+class DestinationFull(DestinationUnavailable):
+    """A destination takes no more events: a queue, stream, memory or disk is full, or its rate limit is reached."""
 
     code = "CDC-7013"
-    reaction = Reaction.RETRY
-    remedy = "raise the quota that the provider shows as used up, or lower 'parallel'; the delivery then continues"
+    remedy = "let consumers read, or raise the limit that the message names; the delivery then continues"
 
 
 _RESTARTABLE: tuple[type[CdcError], ...] = (LogFenced, SinkFenced, UnknownRelation, DeliveryFenced)

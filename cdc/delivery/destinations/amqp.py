@@ -38,7 +38,15 @@ from cdc.delivery.destinations.broker_connection import (
     tls_context,
 )
 from cdc.delivery.destinations.contract import DeliveryIdentity, Event, Promise, refuse
-from cdc.errors import CdcError, DestinationDenied, DestinationUnavailable, EventRefused, EventTooLarge, TopicMissing
+from cdc.errors import (
+    CdcError,
+    DestinationDenied,
+    DestinationFull,
+    DestinationUnavailable,
+    EventRefused,
+    EventTooLarge,
+    TopicMissing,
+)
 
 LONGEST: Final = 255
 """Bytes of the longest routing key, and of the longest name of a header."""
@@ -278,7 +286,7 @@ class _ConfirmChannel:
         if method.multiple:
             self._lowest_tag = tags.stop
         if isinstance(method, pika.spec.Basic.Nack):
-            self._answers.put(DestinationUnavailable(f"{self._place} rejected an event: a queue is full or broken"))
+            self._answers.put(DestinationFull(f"{self._place} rejected an event: a queue is full or broken"))
         else:
             self._answers.put(BrokerAnswer(tags))
 

@@ -13,6 +13,7 @@ from cdc.config.destinations import AwsDelivery
 from cdc.errors import (
     CdcError,
     DestinationDenied,
+    DestinationFull,
     DestinationNotTrusted,
     DestinationUnavailable,
     EventRefused,
@@ -34,6 +35,10 @@ _DENIED: Final = (
     "ExpiredToken", "ExpiredTokenException", "IncompleteSignature", "InvalidAccessKeyId", "InvalidClientTokenId",
     "InvalidSecurity", "KMSAccessDenied", "KMSAccessDeniedException", "KmsAccessDenied", "MissingAuthenticationToken",
     "NotAuthorized", "OptInRequired", "SignatureDoesNotMatch", "UnrecognizedClientException",
+)  # fmt: skip
+_THROTTLED: Final = (
+    "KMSThrottlingException", "KmsThrottled", "LimitExceededException", "OverLimit",
+    "ProvisionedThroughputExceededException", "RequestThrottled", "Throttled", "Throttling", "ThrottlingException",
 )  # fmt: skip
 _REFUSED: Final = ("InvalidMessageContents", "InvalidParameter", "InvalidParameterValue", "ValidationError")
 """Codes of single entries of a request that another attempt does not change."""
@@ -90,9 +95,8 @@ def meaning(exc: Exception, what: str) -> CdcError:
         return TopicMissing(f"{what}: it does not exist")
     if code in _DENIED:
         return DestinationDenied(f"{what}: AWS answered {code!r}")
-    return DestinationUnavailable(
-        f"{what}: AWS answered {code!r}" if isinstance(exc, ClientError) else f"{what}: {code}"
-    )
+    kind = DestinationFull if code in _THROTTLED else DestinationUnavailable
+    return kind(f"{what}: AWS answered {code!r}" if isinstance(exc, ClientError) else f"{what}: {code}")
 
 
 def refusal_of_entry(code: str, event_id: str) -> CdcError | None:

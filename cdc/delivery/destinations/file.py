@@ -7,6 +7,7 @@ commit. Opening the destination cuts off what a killed process wrote after that,
 from __future__ import annotations
 
 import base64
+import errno
 import fcntl
 import json
 import os
@@ -19,11 +20,12 @@ from cdc import atomic_file
 from cdc.config.destinations import FileDelivery
 from cdc.delivery.destinations.contract import DeliveryIdentity, Event, Promise
 from cdc.delivery.destinations.event_json import line_encoder
-from cdc.errors import DeliveryFenced, DestinationUnavailable, ProgressDamaged
+from cdc.errors import DeliveryFenced, DestinationFull, DestinationUnavailable, ProgressDamaged
 from cdc.failpoint import hit
 
 PROGRESS: Final = "progress.json"
 LOCK: Final = ".lock"
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class _Committed(NamedTuple):
@@ -149,4 +151,5 @@ class FileDestination:
         return self._folder / f"{self._name}-{number:06}.jsonl"
 
     def _failed(self, exc: OSError) -> DestinationUnavailable:
-        return DestinationUnavailable(f"cannot write to {str(self._folder)!r}: {exc.strerror or type(exc).__name__}")
+        kind = DestinationFull if exc.errno in _FULL else DestinationUnavailable
+        return kind(f"cannot write to {str(self._folder)!r}: {exc.strerror or type(exc).__name__}")

@@ -29,7 +29,7 @@ from cdc.delivery.destinations.broker_connection import (
     tls_context,
 )
 from cdc.delivery.destinations.contract import ID_HEADER, DeliveryIdentity, Event, Promise, refuse
-from cdc.errors import CdcError, DestinationDenied, DestinationUnavailable, EventRefused, EventTooLarge
+from cdc.errors import CdcError, DestinationDenied, DestinationFull, DestinationUnavailable, EventRefused, EventTooLarge
 
 AT_LEAST_ONCE: Final = 1
 """Quality of service."""
@@ -43,7 +43,7 @@ _FAILURE: Final = 0x80
 _DENIED: Final = frozenset({0x84, 0x85, 0x86, 0x87, 0x8A, 0x8C})
 _REFUSED: Final = frozenset({0x90, 0x99})
 """Reason codes of a message with a topic or a content that the broker does not take."""
-_TOO_LARGE: Final = 0x95
+_QUOTA_EXCEEDED: Final = 0x97
 _PACKET_OVERHEAD: Final = 32
 """Bytes of a packet besides topic, properties and content, at most."""
 
@@ -184,8 +184,8 @@ class MqttDestination:
         text = f"{self._place} refuses an event: {code}"
         if code.value in _REFUSED:
             return BrokerAnswer((number,), EventRefused(text))
-        if code.value == _TOO_LARGE:
-            return BrokerAnswer((number,), EventTooLarge(text))
+        if code.value == _QUOTA_EXCEEDED:
+            return DestinationFull(text)
         return DestinationDenied(text) if code.value in _DENIED else DestinationUnavailable(text)
 
     def _refused_connection(self, code: Any) -> CdcError | None:

@@ -34,7 +34,15 @@ from cdc.delivery.destinations.broker_connection import (
     tls_context,
 )
 from cdc.delivery.destinations.contract import DeliveryIdentity, Event, Promise, refuse
-from cdc.errors import CdcError, DestinationDenied, DestinationUnavailable, EventRefused, EventTooLarge, TopicMissing
+from cdc.errors import (
+    CdcError,
+    DestinationDenied,
+    DestinationFull,
+    DestinationUnavailable,
+    EventRefused,
+    EventTooLarge,
+    TopicMissing,
+)
 
 ID_HEADER: Final = "Nats-Msg-Id"
 STREAM_HEADER: Final = "Nats-Expected-Stream"
@@ -42,6 +50,8 @@ _TOO_LARGE: Final = 10054
 """Error of a stream with a limit for the size of messages."""
 _OTHER_STREAM: Final = 10060
 """Error of a stream that the message does not expect."""
+_FULL: Final = frozenset({10002, 10023, 10028, 10047})
+"""Errors of an account or a server whose memory or storage is used up."""
 _EMPTY_PART: Final = re.compile(r"(?<=\.)\.|^\.|\.\Z")
 """A dot next to which a part of the subject would be empty."""
 _NAME_CHARACTERS: Final = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.")
@@ -268,7 +278,9 @@ class _JetStreamConnection:
         elif error.get("err_code") == _OTHER_STREAM:
             self._answers.put(TopicMissing(f"stream {self._settings.stream!r} does not have the subject of an event"))
         else:
-            self._answers.put(DestinationUnavailable(f"the stream refuses an event: {text}"))
+            is_full = error.get("err_code") in _FULL or "maximum" in text
+            kind = DestinationFull if is_full else DestinationUnavailable
+            self._answers.put(kind(f"the stream refuses an event: {text}"))
 
     async def _on_error(self, exc: Exception) -> None:
         self._failure = exc

@@ -53,11 +53,11 @@ from cdc.errors import (
     CdcError,
     DeliveryError,
     DestinationDenied,
+    DestinationFull,
     DestinationNotTrusted,
     DestinationUnavailable,
     EventRefused,
     EventTooLarge,
-    QuotaExhausted,
     TopicMissing,
 )
 
@@ -100,7 +100,7 @@ _BY_STATUS: Final[Mapping[str, tuple[type[DeliveryError], str | None]]] = {
     ),
     "INVALID_ARGUMENT": (EventRefused, None),
     "OUT_OF_RANGE": (EventRefused, None),
-    "RESOURCE_EXHAUSTED": (QuotaExhausted, None),
+    "RESOURCE_EXHAUSTED": (DestinationFull, None),
 }
 _BY_TEXT: Final[Mapping[str, tuple[type[DeliveryError], str | None]]] = {
     "CERTIFICATE_VERIFY_FAILED": (DestinationNotTrusted, None),
@@ -184,7 +184,7 @@ class PubsubDestination:
             if isinstance(error, TopicMissing) and self._settings.create:
                 self._create(place)
                 return error
-            if isinstance(error, EventRefused | EventTooLarge | DestinationUnavailable | QuotaExhausted):
+            if isinstance(error, EventRefused | EventTooLarge | DestinationUnavailable | DestinationFull):
                 return error
             raise error from exc
         return None

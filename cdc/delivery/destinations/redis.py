@@ -35,7 +35,15 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from cdc.config.destinations import RedisDelivery
 from cdc.delivery.destinations.broker_connection import address, connection_error
 from cdc.delivery.destinations.contract import DeliveryIdentity, Event, Promise, refuse
-from cdc.errors import CdcError, DeliveryFenced, DestinationDenied, DestinationUnavailable, EventRefused, EventTooLarge
+from cdc.errors import (
+    CdcError,
+    DeliveryFenced,
+    DestinationDenied,
+    DestinationFull,
+    DestinationUnavailable,
+    EventRefused,
+    EventTooLarge,
+)
 from cdc.failpoint import hit
 
 PREFIX: Final = "cdc:delivery:"
@@ -260,7 +268,8 @@ class RedisDestination:
                 f"{self._place} is a Redis Cluster, which has no transactions over several keys",
                 remedy="use a Redis server that is no cluster",
             )
-        return DestinationUnavailable(f"{self._place} answers: {text}")
+        kind = DestinationFull if "maxmemory" in text else DestinationUnavailable
+        return kind(f"{self._place} answers: {text}")
 
 
 def _size(event: Event) -> int:

@@ -10,7 +10,7 @@ import pika
 import pytest
 
 from cdc.delivery.destinations.contract import Event, EventsRefused
-from cdc.errors import CdcError, DestinationDenied, DestinationUnavailable, EventRefused, TopicMissing
+from cdc.errors import CdcError, DestinationDenied, DestinationFull, EventRefused, TopicMissing
 from tests.delivery.destinations.receivers import amqp
 from tests.delivery.destinations.sending import event, numbered
 from tests.fixtures.brokers import RabbitProcess
@@ -111,7 +111,7 @@ def test_a_queue_that_rejects_events_makes_the_delivery_wait(port: int, channel,
     channel.queue_declare(name, durable=True)
     again = deliver(port, *sent, create=False, in_flight=1)
 
-    assert isinstance(error, DestinationUnavailable)
+    assert isinstance(error, DestinationFull)
     assert [one.id for one in got] == [one.id for one in sent[:3]]
     assert again is None
 
@@ -128,6 +128,13 @@ def test_a_topic_that_cannot_be_a_routing_key_is_refused(port: int, topic: str) 
 
     assert isinstance(error, EventsRefused)
     assert [type(reason) for reason in error.refused.values()] == [EventRefused]
+
+
+def test_a_name_that_the_broker_reserves_is_denied(port: int, name: str) -> None:
+    error = deliver(port, exchange=f"amq.{name}", create=True)
+
+    assert type(error) is DestinationDenied
+    assert "ACCESS_REFUSED" in str(error)
 
 
 def test_a_virtual_host_that_does_not_exist_is_denied(port: int) -> None:

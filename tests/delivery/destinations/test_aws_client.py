@@ -13,7 +13,7 @@ import pytest
 from cdc.config.destinations import AwsDelivery, KinesisDelivery, SnsDelivery, SqsDelivery
 from cdc.delivery.destinations import new_destination
 from cdc.delivery.destinations.contract import DeliveryIdentity, Destination
-from cdc.errors import DestinationDenied, DestinationUnavailable, TopicMissing
+from cdc.errors import CdcError, DestinationDenied, DestinationFull, DestinationUnavailable, Reaction, TopicMissing
 from tests.delivery.destinations.sending import event
 from tests.fixtures.aws import Aws
 from tests.fixtures.http_relay import Answer, Forward, HttpRelay, Reply
@@ -72,6 +72,42 @@ def test_refused_credentials_are_a_denied_destination(aws: Aws, relay: HttpRelay
     destination.close()
 
     assert "secret content" not in str(denied.value)
+
+
+class Error:
+    """Answers with an error of AWS."""
+
+    def __init__(self, kind: str, code: str) -> None:
+        self._kind, self._code = kind, code
+
+    def reply(self, _body: bytes, _forward: Forward, /) -> Reply:
+        if self._kind == "sns":
+            content = f"<ErrorResponse><Error><Type>Sender</Type><Code>{self._code}</Code></Error></ErrorResponse>"
+            return Reply(400, {"Content-Type": "text/xml"}, content.encode())
+        return Reply(400, {"Content-Type": "application/x-amz-json-1.1"}, json.dumps({"__type": self._code}).encode())
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [("ExpiredTokenException", DestinationDenied), ("ThrottlingException", DestinationFull)],
+)
+@KINDS
+def test_expired_credentials_and_a_reached_limit_are_errors_of_their_own(
+    aws: Aws, relay: HttpRelay, kind: str, code: str, expected: type[CdcError]
+) -> None:
+    # the client itself repeats a throttled call once
+    relay.fault("POST", Error(kind, code), times=2 if expected is DestinationFull else 1)
+    account = {} if kind == "kinesis" else {"owner": "123456789012"}
+    destination = opened(aws, kind, endpoint=relay.url, **account)
+    with pytest.raises(CdcError) as failed:
+        send_one(destination, f"{aws.prefix}.orders")
+    destination.close()
+    destination.open()
+    send_one(destination, f"{aws.prefix}.orders")
+    destination.close()
+
+    assert type(failed.value) is expected
+    assert failed.value.reaction is Reaction.RETRY
 
 
 @KINDS

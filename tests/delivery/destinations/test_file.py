@@ -15,7 +15,7 @@ import pytest
 from cdc.config.destinations import FileDelivery
 from cdc.delivery.destinations.contract import DeliveryIdentity, Event
 from cdc.delivery.destinations.file import PROGRESS, FileDestination
-from cdc.errors import DeliveryFenced, DestinationUnavailable, ProgressDamaged
+from cdc.errors import DeliveryFenced, DestinationFull, DestinationUnavailable, ProgressDamaged
 
 
 def destination(folder: Path, **fields: Any) -> FileDestination:
@@ -99,7 +99,7 @@ def test_a_full_disk_is_retried_and_leaves_nothing_behind(tmp_path: Path):
     files.send([event(1)])
     files.commit(b"one")
     with full_disk(5_000):
-        with pytest.raises(DestinationUnavailable):
+        with pytest.raises(DestinationFull):
             files.send([event(2), event(3, b"x" * 10_000)])
         files.close()
 
@@ -115,7 +115,7 @@ def test_a_disk_that_is_full_when_the_progress_is_stored_keeps_the_old_progress(
     files = destination(tmp_path)
     files.open()
     files.send([event(1)])
-    with full_disk(500), pytest.raises(DestinationUnavailable):
+    with full_disk(500), pytest.raises(DestinationFull):
         files.commit(b"x" * 1_000)
     files.close()
 

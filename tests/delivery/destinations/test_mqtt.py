@@ -8,10 +8,13 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.reasoncodes import ReasonCode
 
+from cdc.delivery.destinations.acknowledgements import BrokerAnswer
 from cdc.delivery.destinations.contract import EventsRefused
 from cdc.delivery.destinations.mqtt import MqttDestination
-from cdc.errors import DestinationDenied, DestinationUnavailable, EventRefused
+from cdc.errors import CdcError, DestinationDenied, DestinationFull, DestinationUnavailable, EventRefused
 from tests.delivery.destinations.receivers import mqtt
 from tests.delivery.destinations.sending import event, numbered
 from tests.fixtures.broker_process import USER, own_broker
@@ -91,6 +94,16 @@ def test_a_topic_that_no_broker_takes_is_refused(port: int, name: str, topic: st
             destination.send([event(1, topic, b"k", b"x")])
 
     assert [type(reason) for reason in caught.value.refused.values()] == [EventRefused]
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [(0x87, DestinationDenied), (0x90, EventRefused), (0x97, DestinationFull)],
+)
+def test_what_a_broker_answers_to_an_event_has_a_meaning(name: str, code: int, expected: type[CdcError]) -> None:
+    answer = mqtt.make(1, name)._answer(1, ReasonCode(PacketTypes.PUBACK, identifier=code))
+
+    assert type(answer.error if isinstance(answer, BrokerAnswer) else answer) is expected
 
 
 def test_a_second_process_ends_the_connection_of_the_first(port: int, name: str) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from threading import Thread
 from typing import Any
 from uuid import uuid4
@@ -15,10 +16,18 @@ import pytest
 from cdc.config.secret import Secret
 from cdc.delivery.destinations.contract import Event, EventsRefused
 from cdc.delivery.destinations.nats import header_name, subject_of
-from cdc.errors import CdcError, DestinationUnavailable, EventRefused, EventTooLarge, TopicMissing
+from cdc.errors import (
+    CdcError,
+    DestinationDenied,
+    DestinationFull,
+    DestinationUnavailable,
+    EventRefused,
+    EventTooLarge,
+    TopicMissing,
+)
 from tests.delivery.destinations.receivers import nats
 from tests.delivery.destinations.sending import event, numbered
-from tests.fixtures.broker_process import PASSWORD, USER
+from tests.fixtures.broker_process import PASSWORD, USER, own_broker
 from tests.fixtures.brokers import NatsProcess
 
 
@@ -99,8 +108,32 @@ def test_a_full_stream_makes_the_delivery_wait(port: int, name: str) -> None:
     sent = numbered(range(10), [f"{name}.a"])
     error = deliver(port, name, *sent, create=False)
 
-    assert isinstance(error, DestinationUnavailable)
+    assert isinstance(error, DestinationFull)
     assert "maximum messages exceeded" in str(error)
+
+
+class NarrowNats(NatsProcess):
+    """Lets the user publish only subjects that begin with `open.`, and manage streams."""
+
+    def command(self) -> Sequence[str]:
+        command = super().command()
+        file = self.folder / "nats.conf"
+        allowed = 'permissions: {publish: ["open.>", "$JS.API.>"]}'
+        users = f'authorization: {{users: [{{user: "{USER}", password: "{PASSWORD}", {allowed}}}]}}'
+        lines = [users if line.startswith("authorization") else line for line in file.read_text().splitlines()]
+        file.write_text("\n".join(lines))
+        return command
+
+
+def test_a_subject_that_the_user_may_not_publish_is_denied(tmp_path: Path) -> None:
+    with own_broker(tmp_path, NarrowNats) as server:
+        port = server.ports["plain"]
+        fields = {"stream": "all", "subjects": ["open.>", "closed.>"]}
+        allowed = deliver(port, "all", event(1, "open.a", b"k", b"x"), **fields)
+        refused = deliver(port, "all", event(1, "closed.a", b"k", b"x"), timeout="3s", **fields)
+
+    assert allowed is None
+    assert type(refused) is DestinationDenied
 
 
 def test_an_empty_topic_is_refused(port: int, name: str) -> None:

@@ -19,11 +19,11 @@ from cdc.delivery.destinations.pubsub import EMULATOR, LARGEST, PubsubDestinatio
 from cdc.errors import (
     CdcError,
     DestinationDenied,
+    DestinationFull,
     DestinationNotTrusted,
     DestinationUnavailable,
     EventRefused,
     EventTooLarge,
-    QuotaExhausted,
     Reaction,
     TopicMissing,
 )
@@ -143,7 +143,7 @@ def test_a_refused_event_without_key_does_not_stop_others(
         ("NOT_FOUND", TopicMissing),
         ("PERMISSION_DENIED", DestinationDenied),
         ("UNAUTHENTICATED", DestinationDenied),
-        ("RESOURCE_EXHAUSTED", QuotaExhausted),
+        ("RESOURCE_EXHAUSTED", DestinationFull),
         ("UNAVAILABLE", DestinationUnavailable),
         ("ABORTED", DestinationUnavailable),
         ("FAILED_PRECONDITION", DestinationUnavailable),

@@ -11,7 +11,14 @@ from redis import Redis
 
 from cdc.delivery.destinations.contract import EventsRefused
 from cdc.delivery.destinations.redis import PREFIX, RedisDestination
-from cdc.errors import CdcError, DeliveryFenced, DestinationDenied, DestinationUnavailable, EventRefused
+from cdc.errors import (
+    CdcError,
+    DeliveryFenced,
+    DestinationDenied,
+    DestinationFull,
+    DestinationUnavailable,
+    EventRefused,
+)
 from tests.delivery.destinations.receivers import redis
 from tests.delivery.destinations.sending import event, numbered
 from tests.fixtures.broker_process import PASSWORD
@@ -86,7 +93,7 @@ def test_full_memory_makes_the_delivery_wait(own_redis: RedisProcess, name: str)
         progress = destination.open()
         send(destination, name, 10, 20)
 
-    assert isinstance(error, DestinationUnavailable)
+    assert isinstance(error, DestinationFull)
     assert "maxmemory" in str(error)
     assert progress == b"10"
     assert ids(port, name) == expected(name, 20)
