@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar, Final
 
+import pyarrow as pa
 from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
@@ -50,6 +51,11 @@ class ProtobufCodec:
         pool = DescriptorPool()
         pool.Add(file.descriptor)
         self._message = GetMessageClass(pool.FindMessageTypeByName(file.root))
+
+    def encode_all(self, texts: pa.StringArray, start: bytes) -> pa.Array | None:
+        """Return None: every value needs `encode`."""
+        del texts, start
+        return None
 
     def encode(self, value: Any) -> bytes:
         """Return a value, parsed from JSON, in Protobuf; equal values have equal content."""

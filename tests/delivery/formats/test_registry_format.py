@@ -91,6 +91,23 @@ def test_other_formats_have_schemas_of_their_own(registry: tuple[str, RegistrySt
 
 
 @pytest.mark.parametrize("name", ["debezium", "flat", "cdc"])
+def test_many_events_have_the_content_that_each_has_alone(registry: tuple[str, RegistryState], name: str) -> None:
+    url, _ = registry
+    encoder = _format(url, name)
+    rows = [
+        log_row("cd"[n % 2], n, key=[str(n)], **{("after", "before")[n % 2]: {**ROW, 1: str(n)}}) for n in range(120)
+    ]
+    together = encoder.encode(changes_of(SCHEMA, *rows))
+    alone = [encoder.encode(changes_of(SCHEMA, one)) for one in rows]
+
+    assert together.keys.to_pylist() == [key for one in alone for key in one.keys.to_pylist()]
+    found = [value for one in alone for value in one.values.to_pylist()]
+    assert [one is None for one in together.values.to_pylist()] == [one is None for one in found]
+    if name != "debezium":  # its envelope has the time of encoding
+        assert together.values.to_pylist() == found
+
+
+@pytest.mark.parametrize("name", ["debezium", "flat", "cdc"])
 def test_messages_are_avro(registry: tuple[str, RegistryState], name: str) -> None:
     url, state = registry
     rows = log_rows([log_row("m", relation=None, topic=None, payload=b"\xff", key=["p", "t", "0/A"])])
