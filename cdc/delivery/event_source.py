@@ -22,8 +22,9 @@ from cdc.delivery.log_windows import LogWindow, LogWindows, next_window
 from cdc.delivery.overload import OverloadPolicy, Selection
 from cdc.delivery.progress import ParkedKey, Progress
 from cdc.delivery.transaction_boundaries import TransactionBoundaries, boundaries_for
+from cdc.errors import EventRefused
 from cdc.log.reader import LogReader
-from cdc.log_row import LOG_SCHEMA, Operation
+from cdc.log_row import LOG_SCHEMA, ROW_OPERATIONS, Operation
 from cdc.position import ChangePosition, Position
 
 _TRUNCATE: Final = Operation.TRUNCATE.value
@@ -102,10 +103,11 @@ class EventSource:
 
         Events before the last TRUNCATE of the table that was sent are left out: sent now, they would restore a row
         that the consumer has removed. If changes of the key were trimmed from the log, its compacted state has replaced
-        them. Raises the error of a change that cannot be encoded.
+        them. Raises the error of a change that cannot be encoded, and EventRefused for a TRUNCATE that comes too late.
         """
         self._settled(None)
         self._log.refresh()
+        self._check_truncate(letter, progress)
         letter = self._after_truncate(letter, progress)
         schemas = self._log.schemas(Position(letter.first.position - 1))
         for window in self._windows_of(letter, progress.position):
@@ -117,6 +119,24 @@ class EventSource:
                 yield _of_key(letter, part if boundaries is None else boundaries.added(part, selected))
             if boundaries is not None:
                 yield _of_key(letter, boundaries.end())
+
+    def _check_truncate(self, letter: ParkedKey, progress: Progress) -> None:
+        """Raise EventRefused if the letter is a TRUNCATE, which would remove rows that were sent after it."""
+        if letter.relation is None or not letter.key or any(part is not None for part in letter.key):
+            return  # the truncates of a table without a key wait together with its rows
+        is_truncate = False
+        for window in self._windows_of(letter, progress.position):
+            for rows in window.tables(self._encoder.tables):
+                own = rows.filter(pc.equal(rows["relation"], letter.relation)).select(["position", "ordinal", "op"])
+                for position, ordinal, operation in zip(*own.to_pydict().values(), strict=True):
+                    if (position, ordinal) == letter.first:
+                        is_truncate = operation == _TRUNCATE
+                    elif is_truncate and operation in ROW_OPERATIONS and position <= progress.position:
+                        raise EventRefused(
+                            f"a TRUNCATE of table {letter.table!r} would remove rows that were sent after it",
+                            remedy="discard the dead letter, then run 'cdc deliveries rewind SINK --to "
+                            f"{Position(letter.first.position - 1)!s}' to send the TRUNCATE and the changes after it",
+                        )
 
     def _after_truncate(self, letter: ParkedKey, progress: Progress) -> ParkedKey:
         """Return the letter as if its first change were after the last TRUNCATE of its table that was sent."""

@@ -506,6 +506,34 @@ def test_a_truncate_that_was_not_sent_leaves_nothing_out(tmp_path: Path):
     assert places_of(destination.delivered) == [(20, 0)]
 
 
+@pytest.mark.parametrize("is_followed", [True, False])
+def test_a_refused_truncate_is_sent_later_only_if_no_row_was_sent_after_it(tmp_path: Path, is_followed: bool):
+    root = tmp_path / "log"
+    writer = begin_log(root)
+    commit_rows(writer, change(ORDERS, 20, 0, "1"), truncate(ORDERS, 20, 1), change(ITEMS, 20, 2, "1"))
+    if is_followed:
+        commit_rows(writer, change(ORDERS, 30, 0, "2"))
+    destination = PlannedDestination()
+    destination.refused = lambda event: event.ordinal == 1
+    with LoopRun(root, destination) as loop:
+        drain(loop)
+        destination.refused = nothing
+        (letter,) = loop.progress.parked.values()
+        if is_followed:
+            with pytest.raises(EventRefused, match="sent after it") as refused:
+                loop.retry(letter)
+            assert "--to 0/13" in refused.value.fix
+            loop.discard(letter)
+            loop.rewind(Position(0x13))
+            drain(loop)
+        else:
+            loop.retry(letter)
+
+    assert loop.progress.parked == {}
+    rows = state_of(destination.delivered)
+    assert [place for place in rows if "orders" in place[0]] == ([("shop.shop.orders", "['2']")] if is_followed else [])
+
+
 def test_a_change_that_cannot_be_encoded_ends_with_a_truncate(tmp_path: Path):
     root = tmp_path / "log"
     writer = begin_log(root)
