@@ -119,7 +119,6 @@ WIDE = {
     # pass rows from one stage to the next, and report them
     "cdc.capture.decode_stage": 18,
     "cdc.capture.reader_monitor": 13,
-    "cdc.delivery.event_encoder": 13,
     "cdc.snapshot.backfill": 13,
     "cdc.snapshot.backfill_worker": 17,
     "cdc.snapshot.chunk_copier": 17,

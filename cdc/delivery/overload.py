@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from cdc.config.deliveries import DeliverySettings, Drop, Overload
 from cdc.delivery.destinations.contract import ID_HEADER, POSITION_HEADER, DeliveryIdentity, Event
-from cdc.log_row import ROW_OPERATIONS
+from cdc.log_row import LOG_SCHEMA, ROW_OPERATIONS
 from cdc.position import Position
 
 LATEST_BATCHES: Final = 10
@@ -28,6 +28,9 @@ class Selection(NamedTuple):
     dropped: int = 0
     gap: Event | None = None
     """Event that reports the dropped changes; None if there are none."""
+
+
+NO_ROWS: Final = Selection(LOG_SCHEMA.empty_table())
 
 
 class OverloadPolicy:

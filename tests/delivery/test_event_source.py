@@ -1,4 +1,4 @@
-"""Events of windows: log order over all tables, schemas in force, reading ahead, and what a key's events are."""
+"""Events of windows: log order over all tables, schemas in force, and reading ahead."""
 
 from __future__ import annotations
 
@@ -119,28 +119,6 @@ def test_a_window_that_was_read_ahead_is_not_used_after_a_rewind(root: Path):
     again = [event for window in windows(run) for part in window.parts for event in part.encoded.events]
 
     assert again == expected
-
-
-def test_events_of_a_key_are_those_from_the_refused_one_on_and_reading_ahead_does_not_disturb_them(root: Path):
-    random = Random(6)
-    commit_in_groups(begin_log(root), random_transactions(random, 20, 40, most=6), random)
-    run = run_over(root, batch=4)
-    found = windows(run)
-    first = next(part for window in found for part in window.parts if part.encoded.events)
-    letter, topic, key = first.encoded.letters(0), first.encoded.events[0].topic, first.encoded.events[0].key
-
-    upto = Progress(log_id=run.log.log_id, position=Position(300))
-    for _ in range(5):
-        next(found)  # the next window is being read while the events of the key are
-        own = [event for events in run.source.events_of_key(letter, upto) for event in events]
-
-    expected = [
-        event
-        for event in events_of(run_over(root))
-        if (event.topic, event.key) == (topic, key) and letter.first <= (event.position, event.ordinal) < (301, 0)
-    ]
-    assert own == expected
-    assert len(own) > 5
 
 
 def test_a_window_has_the_commit_time_of_its_last_transaction(root: Path):
