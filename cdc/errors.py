@@ -108,7 +108,6 @@
         ├── EventSchemaRejected     retried: the schema registry refuses a schema
         ├── ClientMissing           exit 3: the client library of a destination is not installed
         ├── ProgressDamaged         the stored progress cannot be read
-        └── DestinationFull          retried: the provider of a destination takes no more for now
 
 Messages are lower case without a full stop. They name the failing object with ``!r`` and contain neither row
 values nor secrets. ``raise … from`` keeps the cause.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from hashlib import sha256
@@ -27,6 +27,7 @@ from cdc.delivery.destinations.keyed_requests import KeyedLimits, KeyedRequests,
 from cdc.errors import (
     CdcError,
     DestinationDenied,
+    DestinationFull,
     DestinationNotTrusted,
     DestinationUnavailable,
     EventRefused,
@@ -40,7 +41,8 @@ MOST_LINKS: Final = 100
 _IDLE: Final = 15.0
 """Seconds without an event after which a new connection is made: the broker may have ended the old one."""
 _LONGEST_GROUP: Final = 128
-_MAY_PASS: Final = ("amqp:resource-limit-exceeded", "amqp:internal-error", "amqp:resource-locked")
+_FULL: Final = ("amqp:resource-limit-exceeded",)
+_MAY_PASS: Final = ("amqp:internal-error", "amqp:resource-locked")
 _TOO_LARGE: Final = "amqp:link:message-size-exceeded"
 _DENIED: Final = ("amqp:unauthorized-access", "amqp:not-allowed")
 _DENIED_BY_ARTEMIS: Final = "does not have permission"
@@ -88,6 +90,14 @@ class Amqp1Destination:
         self._requests = KeyedRequests(self._post, _LIMITS, settings.timeout)
         self._used_at, self._is_empty = time.monotonic(), True
         return None
+
+    def check(self, topics: Collection[str]) -> None:
+        """Connect and log in. The topics are not looked for: a link to an address may create it."""
+        del topics
+        try:
+            self.open()
+        finally:
+            self.close()
 
     def send(self, events: Sequence[Event]) -> None:
         """Check the events, and let them wait for `commit`, or send them if many wait."""
@@ -172,28 +182,24 @@ class Amqp1Destination:
             except proton.Timeout:
                 if link.credit >= 0:
                     raise
-                raise DestinationUnavailable(
-                    f"address {place!r} of {self._place} takes no more: it may be full"
-                ) from None
+                raise DestinationFull(f"address {place!r} of {self._place} takes no more: it may be full") from None
 
         _calling(send, f"events were not settled by address {place!r} of {self._place}")
-        failed: dict[int, str] = {}
+        failed: dict[int, CdcError] = {}
         refused: dict[int, CdcError] = {}
         for index, delivery in enumerate(sent):
-            outcome = self._outcome(delivery, entries[index].event)
-            if isinstance(outcome, CdcError):
-                refused[index] = outcome
-            elif outcome is not None:
-                failed[index] = outcome
+            error = self._error(delivery, entries[index].event)
+            if error is not None:
+                (failed if isinstance(error, DestinationUnavailable) else refused)[index] = error
             delivery.settle()
         return RequestAnswer(failed, refused)
 
-    def _outcome(self, delivery: Any, event: Event) -> CdcError | str | None:
-        """Return None if the broker accepted the event, why it did not now, or the error if it never will."""
+    def _error(self, delivery: Any, event: Event) -> CdcError | None:
+        """Return why the broker has not accepted an event: DestinationUnavailable if it may do so later."""
         if delivery.remote_state == proton.Delivery.ACCEPTED:
             return None
         if delivery.remote_state != proton.Delivery.REJECTED:
-            return str(delivery.remote_state)
+            return DestinationUnavailable(f"{self._place} did not take event {event.id!r}: {delivery.remote_state}")
         name, reason = "amqp:rejected", "without a reason"
         if (condition := delivery.remote.condition) is not None:
             name, reason = condition.name, f"{condition.name}: {condition.description}"
@@ -201,8 +207,10 @@ class Amqp1Destination:
             raise DestinationDenied(f"{self._place} does not allow to send to {event.topic!r}: {reason}")
         if name in _MISSING:
             raise TopicMissing(f"{self._place} rejects an event of {event.topic!r}: {reason}", remedy=_CREATE)
+        if name in _FULL:
+            return DestinationFull(f"{self._place} has no room for event {event.id!r}: {reason}")
         if name in _MAY_PASS:
-            return reason
+            return DestinationUnavailable(f"{self._place} did not take event {event.id!r}: {reason}")
         if name == _TOO_LARGE:
             return EventTooLarge(f"{self._place} does not take event {event.id!r}: {reason}")
         return EventRefused(f"{self._place} rejected event {event.id!r}: {reason}")

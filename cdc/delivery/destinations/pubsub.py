@@ -20,7 +20,7 @@ from __future__ import annotations
 import os
 import re
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -29,7 +29,7 @@ from zlib import crc32
 
 import google.auth
 import grpc
-from google.api_core.exceptions import AlreadyExists, GoogleAPICallError
+from google.api_core.exceptions import AlreadyExists, GoogleAPICallError, PermissionDenied
 from google.auth.exceptions import GoogleAuthError
 from google.oauth2 import service_account
 from google.pubsub_v1 import PublisherClient, types
@@ -76,6 +76,8 @@ _LONGEST_NAME: Final = 256
 _LONGEST_VALUE: Final = 1024
 """Bytes of the value of an attribute, and of an ordering key."""
 _HASHED: Final = "sha256:"
+_NO_TOPIC: Final = "cdc.check"
+"""Topic that a check without topics looks for; it need not exist."""
 _TOPIC_NAME: Final = re.compile(r"(?!goog)[A-Za-z][A-Za-z0-9_.~+%-]{2,254}\Z")
 _PLAIN: Final = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.~+")
 _Message: Final = types.PubsubMessage.pb()
@@ -100,7 +102,7 @@ _BY_STATUS: Final[Mapping[str, tuple[type[DeliveryError], str | None]]] = {
     ),
     "INVALID_ARGUMENT": (EventRefused, None),
     "OUT_OF_RANGE": (EventRefused, None),
-    "RESOURCE_EXHAUSTED": (DestinationFull, None),
+    "RESOURCE_EXHAUSTED": (DestinationFull, "raise the quota that Google shows as used up, or lower 'parallel'"),
 }
 _BY_TEXT: Final[Mapping[str, tuple[type[DeliveryError], str | None]]] = {
     "CERTIFICATE_VERIFY_FAILED": (DestinationNotTrusted, None),
@@ -129,6 +131,23 @@ class PubsubDestination:
         limits = KeyedLimits(_ENTRIES, LARGEST, self._settings.parallel, one_lane=True)
         self._requests = KeyedRequests(self._post, limits, self._settings.timeout)
         return None
+
+    def check(self, topics: Collection[str]) -> None:
+        """Look for the topics, as far as the credentials allow it: to send, they need no right to see topics."""
+        client = PublisherClient(transport=_transport(self._settings))
+        try:
+            for topic in sorted(topics) or [_NO_TOPIC]:
+                place = request_entry(Event("", 0, 0, topic, None, b""), self._settings).place
+                try:
+                    client.get_topic(topic=place, retry=None, timeout=self._settings.timeout)
+                except PermissionDenied:
+                    continue
+                except GoogleAPICallError as exc:
+                    error = meaning(exc, f"{place!r} cannot be found")
+                    if not isinstance(error, TopicMissing) or not (self._settings.create or topic == _NO_TOPIC):
+                        raise error from exc
+        finally:
+            client.transport.close()
 
     def send(self, events: Sequence[Event]) -> None:
         """Check the events, then let them wait for `commit`, or send them if many wait."""
@@ -184,7 +203,7 @@ class PubsubDestination:
             if isinstance(error, TopicMissing) and self._settings.create:
                 self._create(place)
                 return error
-            if isinstance(error, EventRefused | EventTooLarge | DestinationUnavailable | DestinationFull):
+            if isinstance(error, EventRefused | EventTooLarge | DestinationUnavailable):
                 return error
             raise error from exc
         return None

@@ -195,6 +195,26 @@ def test_a_topic_that_is_missing_is_created_only_if_the_delivery_may(
     assert names(received()) == names([*sent, *sent])
 
 
+def test_a_check_finds_missing_topics_and_creates_none(pubsub: Pubsub, topic: str) -> None:
+    fixed = make(**pubsub.settings(create=False))
+    fixed.check([])
+    with pytest.raises(TopicMissing):
+        fixed.check([topic])
+    make(**pubsub.settings(create=True)).check([topic])
+    with pytest.raises(TopicMissing):
+        fixed.check([topic])
+    send(make(**pubsub.settings(create=True)), [event(1, topic, b"key", b"x")])
+    fixed.check([topic])
+
+
+def test_a_check_needs_no_right_to_see_topics_but_credentials(pubsub: Pubsub, topic: str) -> None:
+    pubsub.inject("PERMISSION_DENIED", method="GetTopic", topic=topic, times=1)
+    make(**pubsub.settings(create=False)).check([topic])
+    pubsub.inject("UNAUTHENTICATED", method="GetTopic", topic=topic, times=1)
+    with pytest.raises(DestinationDenied):
+        make(**pubsub.settings(create=True)).check([topic])
+
+
 def test_a_topic_that_may_not_be_created_is_a_denied_destination(pubsub: Pubsub, topic: str) -> None:
     pubsub.inject("PERMISSION_DENIED", method="CreateTopic")
     error = error_of(make(**pubsub.settings()), [event(1, topic, b"key", b"x")])
