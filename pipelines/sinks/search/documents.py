@@ -70,10 +70,10 @@ class PendingTable:
             _delete(schema, writer, [document_id(relation, key) for key in keys])
         documents = RowDocuments(self.schema.topic, relation, self.rules.columns)
         for rows in self._parts():
-            made = documents.of(rows)
+            ids, texts = documents.of(rows)
             # the batch has each key once, so this deletes no row of an earlier part
-            _delete(schema, writer, [identity for identity, _ in made])
-            for _, text in made:
+            _delete(schema, writer, ids)
+            for text in texts:
                 writer.add_json(text)
 
     def _parts(self) -> Iterator[pa.Table]:

@@ -1,19 +1,22 @@
 """Row documents: the documents of rows of a table in a tantivy index, as JSON texts for `IndexWriter.add_json`.
 
-tantivy reads one text much faster than Python builds a document from its fields.
+tantivy reads one text much faster than Python builds a document from its fields. Arrow builds the texts of some
+thousand rows at once, column by column. Python code runs for each row only where a text must be escaped.
 """
 
 from __future__ import annotations
 
 from binascii import b2a_base64
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import repeat
+from functools import lru_cache
 from json.encoder import encode_basestring  # type: ignore[attr-defined] # written in C, and missing in the stubs
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from cdc.stores.search_index_reader import NULL, IndexedColumn, id_of_key, key_json
+from cdc.stores.search_index_reader import NULL, TERM_BYTES, IndexedColumn, id_of_key
 
 ROWS_AT_ONCE: Final = 4_096
 """Maximum rows that are converted together."""
@@ -21,6 +24,12 @@ BYTES_AT_ONCE: Final = 64 << 20
 """Maximum bytes of such rows, unless one row is larger; an Arrow array of text contains at most 2 GiB."""
 PLACE: Final = ("key", "position", "ordinal")
 """The first columns of rows; the texts of their columns follow."""
+_TEXT: Final = pa.large_string()
+"""Type of the texts here: the document of a row with texts of 1 GiB has more than 2 GiB."""
+_COMMA: Final = ", "
+_BYTES: Final = pa.large_binary()
+_PADDING: Final = pa.array([b"", b"\0\0", b"\0"], _BYTES)
+"""Length of a text modulo 3 → bytes that base64 adds to it."""
 
 
 def rows_schema(columns: Iterable[int]) -> pa.Schema:
@@ -45,40 +54,103 @@ class RowDocuments:
 
     def __init__(self, topic: str, relation: int, columns: Mapping[int, IndexedColumn]) -> None:
         self._relation = relation
-        self._table = f'"_relation": {relation}, "_topic": {encode_basestring(topic)}'
-        members = [f'"{number}": %s' for number in columns]
-        self._image = f"{{{', '.join(members)}}}"
-        self._searched = [place for place, column in enumerate(columns.values()) if column.searched]
+        self._table = f', "_relation": {relation}, "_topic": {encode_basestring(topic)}, "_key": "'
+        self._members = [f'{", " if place else ""}"{number}": ' for place, number in enumerate(columns)]
         # tantivy parses a text that begins like an RFC 3339 time, and panics if the time is out of its range
-        self._names = [f'{encode_basestring(column.name)}: " ' for column in columns.values() if column.searched]
+        self._names = {
+            place: f'{_COMMA}{encode_basestring(column.name)}: " '
+            for place, column in enumerate(columns.values())
+            if column.searched
+        }
 
-    def of(self, rows: pa.Table) -> list[tuple[str, str]]:
-        """Return the `_id` and the JSON of the document of each row.
+    def of(self, rows: pa.Table) -> tuple[list[str], list[str]]:
+        """Return the `_id` of each row, and the JSON of its document.
 
         rows: a part, as `row_parts` yields it: key, position and ordinal, then the texts of the columns, as the index
         may show them.
         """
-        keys, positions, ordinals, *texts = (column.to_pylist() for column in rows.columns)
-        # column by column, because this is several times faster than row by row
-        quoted = [[NULL if text is None else encode_basestring(text) for text in column] for column in texts]
-        images = zip(*quoted, strict=True) if quoted else repeat(())
-        return [
-            self._document(key_json(key), f'"_position": {position}, "_ordinal": {ordinal}', image)
-            for key, position, ordinal, image in zip(keys, positions, ordinals, images, strict=False)
-        ]
+        keys, positions, ordinals, *texts = (column.chunk(0) for column in rows.columns)
+        quoted, key_texts = [_quote(column) for column in texts], _key_texts(keys)
+        ids = self._ids(key_texts)
+        searched = [pc.binary_replace_slice(quoted[place], 0, 0, _COMMA) for place in self._names]
+        fields = [pc.binary_replace_slice(quoted[place], 0, 1, name) for place, name in self._names.items()]
+        start = ['{"_id": "', _escape_ids(ids), '"', self._table, _encode_base64(key_texts)]
+        place = ['", "_position": ', positions.cast(_TEXT), ', "_ordinal": ', ordinals.cast(_TEXT)]
+        words = ['", "_text": [', *_list(searched), '], "_fields": {', *_list(fields), "}}"]
+        images = self._images(quoted) if quoted else pa.repeat(_scalar("{}"), len(ids))
+        documents = _join(*start, *place, ', "_image": "', _encode_base64(images), *words)
+        return ids.to_pylist(), documents.to_pylist()
 
-    def _document(self, key: str, place: str, image: tuple[str, ...]) -> tuple[str, str]:
-        identity = id_of_key(self._relation, key)
-        values = [image[place] for place in self._searched]
-        searched = [(name, value) for name, value in zip(self._names, values, strict=True) if value != NULL]
-        words = ", ".join([value for _, value in searched])
-        fields = ", ".join([name + value[1:] for name, value in searched])
-        return identity, (
-            f'{{"_id": {encode_basestring(identity)}, {self._table}, "_key": "{_base64(key)}", {place}, '
-            f'"_image": "{_base64(self._image % image)}", "_text": [{words}], "_fields": {{{fields}}}}}'
-        )
+    def _images(self, quoted: list[pa.Array]) -> pa.Array:
+        values = [pc.fill_null(column, _scalar(NULL)) if column.null_count else column for column in quoted]
+        members = [part for member in zip(self._members, values, strict=True) for part in member]
+        return _join("{", *members, "}")
+
+    def _ids(self, key_texts: pa.Array) -> pa.Array:
+        """Return the `_id` of each document. key_texts: the keys of the rows, as `key_json` returns them."""
+        ids = _join(f"{self._relation}\0", key_texts)
+        if pc.max(pc.binary_length(ids)).as_py() <= TERM_BYTES:
+            return ids
+        return pa.array([id_of_key(self._relation, key) for key in key_texts.to_pylist()], _TEXT)
 
 
-def _base64(text: str) -> str:
-    """Return a text as the value of a field of bytes, which tantivy decodes."""
-    return b2a_base64(text.encode(), newline=False).decode()
+def _join(*parts: pa.Array | str) -> pa.Array:
+    """Join the texts of each row; a part that is one text is the same in all rows."""
+    return pc.binary_join_element_wise(*(_scalar(p) if isinstance(p, str) else p for p in parts), _scalar(""))
+
+
+@lru_cache(maxsize=4_096)
+def _scalar(text: str) -> pa.Scalar:
+    return pa.scalar(text, _TEXT)
+
+
+def _list(columns: list[pa.Array]) -> list[pa.Array]:
+    """Return the texts of each row that are not null, without the first comma; no column if there are none."""
+    if not columns:
+        return []
+    # Arrow's own way to skip nulls drops a row that has only nulls (pyarrow 26)
+    with_comma = _join(*(pc.fill_null(column, _scalar("")) for column in columns))
+    return [pc.binary_replace_slice(with_comma, 0, len(_COMMA), "")]
+
+
+def _quote(texts: pa.Array) -> pa.Array:
+    """Return each text as JSON; null stays null."""
+    texts = texts.cast(_TEXT)
+    used = _text_bytes(texts)
+    if ((used < ord(" ")) | (used == ord('"')) | (used == ord("\\"))).any():
+        return pa.array([None if text is None else encode_basestring(text) for text in texts.to_pylist()], _TEXT)
+    return _join('"', texts, '"')
+
+
+def _text_bytes(texts: pa.Array) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Return the bytes of all texts of an array, one after the other."""
+    _, ends, content = texts.buffers()
+    offsets = np.frombuffer(ends, np.int64, len(texts) + 1, texts.offset * np.dtype(np.int64).itemsize)
+    return np.frombuffer(content or b"", np.uint8)[offsets[0] : offsets[-1]]
+
+
+def _key_texts(keys: pa.Array) -> pa.Array:
+    """Return each key as `key_json` does."""
+    offsets = pc.subtract(keys.offsets, keys.offsets[0])
+    lists = pa.ListArray.from_arrays(offsets, pc.fill_null(_quote(keys.flatten()), NULL))
+    return _join("[", pc.binary_join(lists, _scalar(_COMMA)), "]")
+
+
+def _escape_ids(ids: pa.Array) -> pa.Array:
+    """Return ids as JSON without its quotes. Keys in ids are JSON, so no other characters need an escape."""
+    for character, escape in {"\\": "\\\\", '"': '\\"', "\0": "\\u0000"}.items():
+        ids = pc.replace_substring(ids, character, escape)
+    return ids
+
+
+def _encode_base64(texts: pa.Array) -> pa.Array:
+    """Return each text as the value of a field of bytes, which tantivy decodes."""
+    rests = pc.binary_length(texts).to_numpy() % 3
+    padded = pc.binary_join_element_wise(texts.cast(_BYTES), _PADDING.take(pa.array(rests)), pa.scalar(b"", _BYTES))
+    # all texts at once, because the length of each is a multiple of 3 now
+    encoded = np.frombuffer(bytearray(b2a_base64(_text_bytes(padded).data, newline=False)), np.uint8)
+    offsets = np.frombuffer(padded.buffers()[1], np.int64, len(padded) + 1) // 3 * 4
+    ends = offsets[1:]
+    encoded[ends[rests > 0] - 1] = ord("=")
+    encoded[ends[rests == 1] - 2] = ord("=")
+    return pa.LargeStringArray.from_buffers(len(texts), pa.py_buffer(offsets), pa.py_buffer(encoded))

@@ -217,7 +217,8 @@ def _add_rows(
     schema = rows_schema(numbers)
     table = pa.table(dict(zip(schema.names, zip(*rows, strict=True), strict=True)), schema)
     for part in row_parts(table):
-        for _, text in documents.of(part):
+        _, texts = documents.of(part)
+        for text in texts:
             writer.add_json(text)
 
 

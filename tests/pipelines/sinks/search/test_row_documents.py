@@ -38,12 +38,12 @@ def table(rows: Sequence[Sequence[Any]], columns: Sequence[int] = tuple(COLUMNS)
 
 
 def documents(rows: pa.Table, made: RowDocuments = DOCUMENTS) -> list[dict[str, Any]]:
-    return [json.loads(text) for part in row_parts(rows) for _, text in made.of(part)]
+    return [json.loads(text) for part in row_parts(rows) for text in made.of(part)[1]]
 
 
 @given(ROWS)
 def test_a_document_has_the_row_whatever_its_texts_are(rows: list[Any]) -> None:
-    assert [identity for identity, _ in DOCUMENTS.of(table(rows))] == [document_id(16384, key) for key, *_ in rows]
+    assert DOCUMENTS.of(table(rows))[0] == [document_id(16384, key) for key, *_ in rows]
     for number, (found, (key, *texts)) in enumerate(zip(documents(table(rows)), rows, strict=True)):
         searched = {c.name: t for c, t in zip(COLUMNS.values(), texts, strict=True) if c.searched and t is not None}
         assert found["_id"] == document_id(16384, key)
@@ -53,6 +53,25 @@ def test_a_document_has_the_row_whatever_its_texts_are(rows: list[Any]) -> None:
         assert list(decode_image(b64decode(found["_image"])).items()) == list(zip(COLUMNS, texts, strict=True))
         assert found["_text"] == list(searched.values())
         assert found["_fields"] == {name: f" {text}" for name, text in searched.items()}
+
+
+def test_a_later_part_of_many_rows_has_its_own_rows() -> None:
+    """Only the first row has a text that must be escaped, so the rows of the second part are built without Python."""
+    rows = table([([str(number)], str(number), None, "\n" if number == 0 else "x", "1") for number in range(4_100)])
+    last = documents(rows)[ROWS_AT_ONCE:]
+
+    assert [found["_id"] for found in last] == [document_id(16384, [str(number)]) for number in range(4_096, 4_100)]
+    assert [decode_image(b64decode(found["_image"]))[7] for found in last] == ["4096", "4097", "4098", "4099"]
+    assert [found["_text"] for found in last] == [["x"]] * 4
+
+
+@pytest.mark.parametrize("key", [["k" * 60_001, None], ['"' * 20_000 + "\\", "1"]])
+def test_a_key_that_is_too_long_for_a_term_has_the_id_of_its_digest(key: list[str | None]) -> None:
+    rows = table([(key, "1", "a", "b", "2"), (["1"], "1", "a", "b", "2")])
+    ids, texts = DOCUMENTS.of(rows)
+
+    assert ids == [document_id(16384, key), document_id(16384, ["1"])]
+    assert [json.loads(text)["_id"] for text in texts] == ids
 
 
 def test_a_table_without_columns_has_documents() -> None:
@@ -67,7 +86,7 @@ def test_tantivy_finds_and_returns_what_the_rows_have(tmp_path: Path) -> None:
     rows = table([([str(number)], str(number), text, None, "1.5") for number, text in enumerate(texts)])
     index = tantivy.Index(layout(), str(tmp_path))
     writer = index.writer(heap_size=15_000_000, num_threads=1)
-    for _, document in DOCUMENTS.of(rows):
+    for document in DOCUMENTS.of(rows)[1]:
         writer.add_json(document)
     writer.commit()
     index.reload()
