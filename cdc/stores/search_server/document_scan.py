@@ -1,9 +1,14 @@
-"""Document scan: reads all documents of an index as it was at one point in time, while writers continue."""
+"""Document scan: reads all documents of an index as it was at one point in time, while writers continue.
+
+Hits are in the order of Lucene's document numbers, which costs the server least. Documents of different shards can have
+the same number, so a list may end between two of them. Elasticsearch, and OpenSearch since 3.3, can sort by
+`_shard_doc`, which is unique; OpenSearch 2 cannot. So on OpenSearch each search begins at the last number of the list
+before, and documents that were read already are left out.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -29,35 +34,32 @@ def close_point(client: SearchClient, point: str) -> None:
         client.ask("DELETE", "/_search/point_in_time", {"pit_id": [point]}, allowed=allowed)
 
 
-@contextmanager
-def point_in_time(client: SearchClient, index: str) -> Iterator[str]:
-    """Keep the refreshed state of an index readable inside the block."""
+def scan(client: SearchClient, index: str, query: Mapping[str, Any], size: int) -> Iterator[list[dict[str, Any]]]:
+    """Yield the hits of a query in lists of up to `size`, all of one point in time; see `scan_point`."""
     point = open_point(client, index)
     try:
-        yield point
+        yield from scan_point(client, point, query, size)
     finally:
         close_point(client, point)
 
 
-def scan(client: SearchClient, index: str, query: Mapping[str, Any], size: int) -> Iterator[list[dict[str, Any]]]:
-    """Yield the hits of a query in lists of up to `size`, all of one point in time."""
-    with point_in_time(client, index) as point:
-        yield from scan_point(client, point, query, size)
-
-
 def scan_point(client: SearchClient, point: str, query: Mapping[str, Any], size: int) -> Iterator[list[dict[str, Any]]]:
-    """Yield the hits of a query at an open point in time, in lists of up to `size`."""
-    body: dict[str, Any] = {
-        "size": size,
-        "query": query,
-        "pit": {"id": point, "keep_alive": KEEP_ALIVE},
-        "sort": [{"_shard_doc": "asc"}],
-        "track_total_hits": False,
-    }
+    """Yield the hits of a query at an open point in time, in lists of up to `size`.
+
+    size: more than the shards of the index, which are 1,024 at most.
+    """
+    order = "_shard_doc" if client.engine == "elasticsearch" else "_doc"
+    body: dict[str, Any] = {"size": size, "query": query, "sort": [{order: "asc"}], "track_total_hits": False}
+    read = set[str]()
     while True:
+        body["pit"] = {"id": point, "keep_alive": KEEP_ALIVE}
         hits = client.ask("POST", "/_search", body, exact=True).body["hits"]["hits"]
-        if hits:
-            yield hits
+        if unread := [hit for hit in hits if hit["_id"] not in read]:
+            yield unread
         if len(hits) < size:
             return
-        body["search_after"] = [int(place) for place in hits[-1]["sort"]]
+        last = int(hits[-1]["sort"][0])
+        if order == "_doc":
+            read = {hit["_id"] for hit in hits if int(hit["sort"][0]) == last}
+            last -= 1
+        body["search_after"] = [last]
