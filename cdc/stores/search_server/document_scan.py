@@ -8,11 +8,12 @@ before, and documents that were read already are left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from http import HTTPStatus
 from typing import Any, Final
 
-from cdc.stores.search_server.client import SearchClient
+from cdc.errors import SinkUnavailable
+from cdc.stores.search_server.client import SearchClient, error_reason
 
 KEEP_ALIVE: Final = "10m"
 """Time for which the server keeps a point in time after its last use."""
@@ -38,26 +39,35 @@ def scan(client: SearchClient, index: str, query: Mapping[str, Any], size: int) 
     """Yield the hits of a query in lists of up to `size`, all of one point in time; see `scan_point`."""
     point = open_point(client, index)
     try:
-        yield from scan_point(client, point, query, size)
+        point = yield from scan_point(client, point, query, size)
     finally:
         close_point(client, point)
 
 
-def scan_point(client: SearchClient, point: str, query: Mapping[str, Any], size: int) -> Iterator[list[dict[str, Any]]]:
-    """Yield the hits of a query at an open point in time, in lists of up to `size`.
+def scan_point(
+    client: SearchClient, point: str, query: Mapping[str, Any], size: int
+) -> Generator[list[dict[str, Any]], None, str]:
+    """Yield the hits of a query at an open point in time, in lists of up to `size`; return the id of the point.
 
-    size: more than the shards of the index, which are 1,024 at most.
+    size: more than the shards of the index, which are 1,024 at most. The server may give the point a new id with every
+    list; the last one must be used for the next request. Raises SinkUnavailable if the point was closed or has expired.
     """
     order = "_shard_doc" if client.engine == "elasticsearch" else "_doc"
     body: dict[str, Any] = {"size": size, "query": query, "sort": [{order: "asc"}], "track_total_hits": False}
     read = set[str]()
     while True:
         body["pit"] = {"id": point, "keep_alive": KEEP_ALIVE}
-        hits = client.ask("POST", "/_search", body, exact=True).body["hits"]["hits"]
+        answer = client.ask("POST", "/_search", body, allowed=(HTTPStatus.NOT_FOUND,), exact=True)
+        if answer.status == HTTPStatus.NOT_FOUND:
+            raise SinkUnavailable(
+                f"the search server no longer has the point in time of a scan: {error_reason(answer.body)}",
+                remedy="repeat the command; a sink repeats the scan without one",
+            )
+        point, hits = answer.body.get("pit_id", point), answer.body["hits"]["hits"]
         if unread := [hit for hit in hits if hit["_id"] not in read]:
             yield unread
         if len(hits) < size:
-            return
+            return point
         last = int(hits[-1]["sort"][0])
         if order == "_doc":
             read = {hit["_id"] for hit in hits if int(hit["sort"][0]) == last}

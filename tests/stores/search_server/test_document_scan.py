@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from cdc.errors import SinkUnavailable
 from cdc.stores.search_server.client import SearchClient
 from cdc.stores.search_server.document_scan import close_point, open_point, scan, scan_point
 from tests.fixtures.search_sinks import search_sink
@@ -49,6 +50,8 @@ def test_a_point_in_time_does_not_change_and_can_be_read_again(client, index):
         assert sorted(int(hit["_id"]) for hit in hits) == list(range(25))
     close_point(client, point)
     close_point(client, point)
+    with pytest.raises(SinkUnavailable, match="point in time"):
+        next(scan_point(client, point, {"match_all": {}}, 7))
 
 
 def test_a_query_selects_documents(client, index):
