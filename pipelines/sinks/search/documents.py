@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
@@ -37,6 +38,22 @@ MANY_IDS: Final = 64
 """Number of ids from which one query deletes documents faster than a term for each."""
 
 
+class IndexWriteFailed(OSError):
+    """tantivy could not read or write the files of an index."""
+
+
+@contextmanager
+def index_access() -> Iterator[None]:
+    """Raise IndexWriteFailed instead of ValueError, which tantivy raises for every failure.
+
+    The block may only call tantivy, because a ValueError of other code is not a failure of the index.
+    """
+    try:
+        yield
+    except ValueError as error:
+        raise IndexWriteFailed(str(error)) from error
+
+
 @dataclass(frozen=True, slots=True)
 class PendingTable:
     """A batch of one table that the next publish writes: it first deletes documents, then it adds rows."""
@@ -59,22 +76,29 @@ class PendingTable:
     """
 
     def write(self, index: tantivy.Index, writer: tantivy.IndexWriter) -> None:
-        """Add and delete documents, so that the next commit of `writer` contains the batch. The caller commits."""
+        """Add and delete documents, so that the next commit of `writer` contains the batch. The caller commits.
+
+        Raises IndexWriteFailed if tantivy cannot.
+        """
         relation, schema = self.schema.relation, index.schema
-        if self.erase_all:
-            writer.delete_documents_by_query(rows_of(schema, relation))
-        elif self.erase_below is not None:
-            writer.delete_documents_by_query(rows_of(schema, relation, below=self.erase_below))
+        with index_access():
+            if self.erase_all:
+                writer.delete_documents_by_query(rows_of(schema, relation))
+            elif self.erase_below is not None:
+                writer.delete_documents_by_query(rows_of(schema, relation, below=self.erase_below))
         for start in range(0, len(self.deleted), ROWS_AT_ONCE):
             keys = self.deleted[start : start + ROWS_AT_ONCE]
-            _delete(schema, writer, [document_id(relation, key) for key in keys])
+            ids = [document_id(relation, key) for key in keys]
+            with index_access():
+                _delete(schema, writer, ids)
         documents = RowDocuments(self.schema.topic, relation, self.rules.columns)
         for rows in self._parts():
             ids, texts = documents.of(rows)
-            # the batch has each key once, so this deletes no row of an earlier part
-            _delete(schema, writer, ids)
-            for text in texts:
-                writer.add_json(text)
+            with index_access():
+                # the batch has each key once, so this deletes no row of an earlier part
+                _delete(schema, writer, ids)
+                for text in texts:
+                    writer.add_json(text)
 
     def _parts(self) -> Iterator[pa.Table]:
         """Yield the rows to write, in parts; all their images are complete."""
@@ -173,9 +197,11 @@ def reserved_document(identity: str, content: str) -> tantivy.Document:
 
 
 def replace_reserved(writer: tantivy.IndexWriter, identity: str, content: str) -> None:
-    """Replace the reserved document with this `_id`. The caller commits."""
-    writer.delete_documents_by_term("_id", identity)
-    writer.add_document(reserved_document(identity, content))
+    """Replace the reserved document with this `_id`. The caller commits. Raises IndexWriteFailed if tantivy cannot."""
+    document = reserved_document(identity, content)
+    with index_access():
+        writer.delete_documents_by_term("_id", identity)
+        writer.add_document(document)
 
 
 def rules_text(rules: Mapping[int, DocumentRules]) -> str:
@@ -192,13 +218,15 @@ class DeadLetterDocuments(UnpublishedParkedRows):
     def put(self, writer: tantivy.IndexWriter, relation: int) -> None:
         """Add and delete documents, so that the next commit of `writer` stores exactly the parked rows of the table.
 
-        The caller commits.
+        The caller commits. Raises IndexWriteFailed if tantivy cannot.
         """
         stored, parked = self.stored_rows_of(relation), self.rows_of(relation)
         for key in stored.keys() | parked.keys():
             row = parked.get(key)
             if row == stored.get(key):
                 continue
-            writer.delete_documents_by_term("_id", parked_id(relation, key))
-            if row is not None:
-                writer.add_document(parked_document(row))
+            identity, document = parked_id(relation, key), None if row is None else parked_document(row)
+            with index_access():
+                writer.delete_documents_by_term("_id", identity)
+                if document is not None:
+                    writer.add_document(document)

@@ -36,6 +36,7 @@ from cdc.table import TableSchema, TableState
 from pipelines.sinks.record_after_batch import failure_reason, with_progress_state
 from pipelines.sinks.search.document_shape import DocumentShape, DocumentShapes
 from pipelines.sinks.search.documents import (
+    index_access,
     parked_document,
     reserved_document,
     rules_of_shape,
@@ -168,9 +169,10 @@ def rewrite_documents(index: tantivy.Index, writer: tantivy.IndexWriter, followe
 
     The caller adds the record and the rules, and commits. Documents that belong to no published table are not added.
     """
-    documents = _documents(index.searcher())
-    writer.delete_documents_by_query(tantivy.Query.all_query())
-    while part := list(islice(documents, DOCUMENTS_AT_ONCE)):
+    with index_access():
+        documents = _documents(index.searcher())
+        writer.delete_documents_by_query(tantivy.Query.all_query())
+    while part := _next_part(documents):
         rows = defaultdict[tuple[str, int, tuple[int, ...]], list[list[Any]]](list)
         for document in part:
             if (topic := document.get_first("_topic")) is None:
@@ -193,6 +195,11 @@ def _documents(searcher: tantivy.Searcher) -> Iterator[tantivy.Document]:
     return (searcher.doc(address) for _, address in hits)
 
 
+def _next_part(documents: Iterator[tantivy.Document]) -> list[tantivy.Document]:
+    with index_access():
+        return list(islice(documents, DOCUMENTS_AT_ONCE))
+
+
 def _image(document: tantivy.Document, change: RuleChange | None) -> Image:
     image = decode_image(bytes(document["_image"][0]))
     return image if change is None else change.image(image)
@@ -201,13 +208,17 @@ def _image(document: tantivy.Document, change: RuleChange | None) -> Image:
 def _add_reserved(writer: tantivy.IndexWriter, document: tantivy.Document) -> None:
     identity = document["_id"][0]
     if identity not in {PUBLISHED_ID, RULES_ID}:
-        writer.add_document(reserved_document(identity, bytes(document["_image"][0]).decode()))
+        kept = reserved_document(identity, bytes(document["_image"][0]).decode())
+        with index_access():
+            writer.add_document(kept)
 
 
 def _add_parked(writer: tantivy.IndexWriter, document: tantivy.Document, followed: FollowedRules) -> None:
     row = DeadLetterEntry.from_json(json.loads(bytes(document["_image"][0]))).row
     change = followed.changes.get(row.relation)
-    writer.add_document(parked_document(row if change is None else row.with_images(change.parked_image)))
+    kept = parked_document(row if change is None else row.with_images(change.parked_image))
+    with index_access():
+        writer.add_document(kept)
 
 
 def _add_rows(
@@ -218,8 +229,9 @@ def _add_rows(
     table = pa.table(dict(zip(schema.names, zip(*rows, strict=True), strict=True)), schema)
     for part in row_parts(table):
         _, texts = documents.of(part)
-        for text in texts:
-            writer.add_json(text)
+        with index_access():
+            for text in texts:
+                writer.add_json(text)
 
 
 def _stopped(table: TableRecord, error: TargetRulesChanged, sink: str) -> TableRecord:

@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -56,6 +56,7 @@ from pipelines.sinks.search.documents import (
     DeadLetterDocuments,
     PendingTable,
     divide_rows,
+    index_access,
     masked_upserts,
     on_disk,
     replace_reserved,
@@ -219,16 +220,13 @@ class SearchSink:
         """Write the applied batches, their parked rows and the record in one commit of the index.
 
         A batch is not written if it ends after the position of its table in `record`. Raises SinkUnavailable if
-        the commit fails; the index is then unchanged. Raises SinkFenced if another driver published.
+        tantivy cannot write or commit, and SinkFenced if another driver published. After any error the index is
+        unchanged.
         """
         writer = self._open_writer()
-        self._open_index().reload()
-        if self._stored(PUBLISHED_ID) != self._record:
-            raise SinkFenced(
-                f"another process published to search index {str(self._path)!r} after this process last read it"
-            )
         written = [pending for pending in self._pending.values() if _is_listed(record, pending)]
         with self._undone_on_error(writer):
+            self._check_not_overtaken()
             for pending in written:
                 pending.write(self._open_index(), writer)
                 self.parked.put(writer, pending.schema.relation)
@@ -258,12 +256,19 @@ class SearchSink:
         """Release the writer of the index; applied batches that were not published are dropped."""
         self._pending.clear()
         if self._writer is not None:
-            # rollback fails if the directory of the index was removed
-            with suppress(ValueError, OSError):
-                self._writer.rollback()
+            self._roll_back(self._writer)
         # deleting the writer object releases its lock; tantivy-py has no other way
         self._writer = None
         self._index = None
+
+    def _check_not_overtaken(self) -> None:
+        with index_access():
+            self._open_index().reload()
+            stored = self._stored(PUBLISHED_ID)
+        if stored != self._record:
+            raise SinkFenced(
+                f"another process published to search index {str(self._path)!r} after this process last read it"
+            )
 
     def _commit(self, record: Published, rules: dict[int, DocumentRules]) -> None:
         """Commit what the writer has, with the record, and with the rules if they changed."""
@@ -272,9 +277,11 @@ class SearchSink:
         if rules != self._rules:
             replace_reserved(writer, RULES_ID, rules_text(rules))
         hit("search_before_commit")
-        writer.commit()
+        with index_access():
+            writer.commit()
         hit("search_after_commit")
-        self._open_index().reload()
+        with index_access():
+            self._open_index().reload()
         self._rules, self._record, self._published = rules, content.encode(), record
 
     def _load(self) -> None:
@@ -428,12 +435,21 @@ class SearchSink:
             )
         return completed
 
+    def _roll_back(self, writer: tantivy.IndexWriter) -> None:
+        try:
+            writer.rollback()
+        except ValueError:
+            # for example, the directory of the index was removed; another rollback of this writer would panic
+            self._writer = self._index = None
+
     @contextmanager
     def _undone_on_error(self, writer: tantivy.IndexWriter) -> Iterator[None]:
         try:
             yield
-        except (ValueError, OSError) as error:
-            writer.rollback()
+        except Exception as error:
+            self._roll_back(writer)
+            if not isinstance(error, OSError):
+                raise
             raise SinkUnavailable(
                 f"cannot commit to search index {str(self._path)!r}: {error}",
                 remedy="check free space and permissions of the index directory; the sink retries until it can commit",

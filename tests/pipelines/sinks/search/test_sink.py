@@ -100,6 +100,30 @@ def found(path: Path, words: str) -> set[str | None]:
     return {row.source["name"] for row in SearchIndex.open(path).search("shop.products", words)}
 
 
+def test_a_value_error_of_our_own_code_is_not_an_unavailable_index(sink: SearchSink, path: Path) -> None:
+    """A text that is not UTF-8 can be applied; it fails when `publish` makes its document."""
+    publish(sink, batch(0, 10, upsert(BLUE, 5)))
+    broken = batch(10, 20, upsert(BLUE | {2: "green mug"}, 15), upsert(RED, 16))
+    assert broken.rows is not None
+    after = broken.rows["after"].chunk(0)
+    texts = pa.StringArray.from_buffers(6, *pa.array([b"1", b"\xff mug", b"x", b"2", b"red mug", b""]).buffers()[1:])
+    maps = pa.MapArray.from_arrays(after.offsets, after.keys, texts)
+    record = sink.apply(replace(broken, rows=broken.rows.set_column(4, "after", maps)))
+    with pytest.raises(UnicodeDecodeError):
+        sink.publish(cut(20, record))
+
+    publish(sink, batch(10, 20, upsert(RED, 16)))
+    assert names(path) == {"1": "blue mug", "2": "red mug"}
+
+
+def test_a_failing_disk_is_an_unavailable_index(sink: SearchSink, path: Path) -> None:
+    publish(sink, batch(0, 10, upsert(BLUE, 5)))
+    record = sink.apply(batch(10, 20, upsert(RED, 16)))
+    path.rename(path.with_name("moved"))
+    with pytest.raises(SinkUnavailable, match="cannot commit"):
+        sink.publish(cut(20, record))
+
+
 def test_published_rows_are_found_by_their_words(sink: SearchSink, path: Path) -> None:
     publish(sink, batch(0, 10, upsert(BLUE, 5), upsert(RED, 6)))
     assert found(path, "mug") == {"blue mug", "red mug"}
