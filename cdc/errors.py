@@ -64,6 +64,7 @@
     │   ├── IndexMappingConflict    quarantine: the mapping of an index cannot take a change
     │   │   └── IndexFieldLimitExceeded
     │   ├── IndexMissing            quarantine: an index was deleted on the search server
+    │   ├── SearchRequestRefused    quarantine: the search server refuses a request as invalid
     │   ├── DeltaJarMissing         exit 3
     │   └── SparkUnavailable        exit 3: no Java, or a master or setting that Spark rejects
     ├── LogError              CDC-4xxx           the change log
@@ -748,6 +749,14 @@ class DocumentTooLarge(DocumentRefused):
 
     code = "CDC-3039"
     remedy = "raise 'http.max_content_length' of the server, or exclude the large column; then run 'cdc dlq retry SINK'"
+
+
+class SearchRequestRefused(SinkError):
+    """The search server, or a proxy in front of it, refuses a request as invalid and gives no cause that cdc knows."""
+
+    code = "CDC-3041"
+    reaction = Reaction.QUARANTINE
+    remedy = "correct what the message names, in the server or in the proxy; then run 'cdc replay SINK --tables TABLE'"
 
 
 class AwsSigningUnavailable(SinkError):

@@ -97,6 +97,22 @@ def test_a_document_larger_than_a_request_is_a_dead_letter_until_it_is_smaller(
     assert {hit["_id"] for hit in stored["hits"]["hits"]} <= {"owner", "published", "started"}
 
 
+def test_a_bulk_request_that_is_refused_as_invalid_stops_its_table_alone(
+    opensearch: SharedOpenSearch, opensearch_relay: HttpRelay, shop: ShopPipeline
+) -> None:
+    find = search_sink(SharedOpenSearch(opensearch_relay.url, opensearch.prefix))
+    drive(shop, find, END)
+    shop.append(1_500, notes(1_500, k1="refused"))
+    error = {"type": "x_content_parse_exception", "reason": "unexpected field"}
+    opensearch_relay.fault(r"^POST .*orders.*/_bulk", Answer(400, content={"error": error}), times=None)
+    records = drive(shop, find, 1_500)
+
+    assert records[ORDERS_TOPIC].state == TargetState.FAILED
+    assert (records[ORDERS_TOPIC].reason or "").startswith("CDC-3041")
+    assert records[ITEMS_TOPIC].state == TargetState.STREAMING
+    assert (documents(find, ORDERS_TOPIC)["1"], documents(find, ITEMS_TOPIC)["7"]) == ("newest", "at 1500")
+
+
 def test_an_index_with_too_many_fields_stops_its_table_alone(opensearch: SharedOpenSearch, shop: ShopPipeline) -> None:
     find = search_sink(opensearch, settings={"mapping.total_fields.limit": 8})
     drive(shop, find, END)

@@ -7,7 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from cdc.errors import DocumentRefused, DocumentTooLarge, IndexMissing, IndexReadOnly, SinkUnavailable
+from cdc.errors import (
+    DocumentRefused,
+    DocumentTooLarge,
+    IndexMissing,
+    IndexReadOnly,
+    SearchRequestRefused,
+    SinkUnavailable,
+)
 from cdc.stores.search_server.client import SearchClient
 from pipelines.sinks.search_server.bulk_writer import BulkWriter, Line
 from tests.fixtures.http_relay import Answer, CutAnswer, DropRequest, EditItems, HttpRelay, LoseAnswer, RejectItems
@@ -67,6 +74,22 @@ def test_every_line_is_written_whatever_is_rejected_or_lost(client, alias, opens
 
     assert (refused, fault.done) == ({}, 3)
     assert stored(client, alias) == {str(number): number for number in range(100)}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"error": {"type": "x_content_parse_exception", "reason": "unexpected field"}, "status": 400},
+        {"message": "request header or cookie too large"},
+    ],
+    ids=["the server", "a proxy"],
+)
+def test_a_request_that_is_refused_as_invalid_is_not_repeated(client, alias, opensearch_relay: HttpRelay, content):
+    fault = opensearch_relay.fault(BULK, Answer(400, content=content), times=None)
+    with pytest.raises(SearchRequestRefused, match=r"unexpected field|too large"):
+        writer(client).write(alias, [line(number) for number in range(10)])
+
+    assert fault.done == 1
 
 
 def test_fewer_requests_are_sent_at_once_while_the_server_rejects_some(client, alias, opensearch_relay: HttpRelay):
