@@ -41,8 +41,11 @@ def is_dead(name: str) -> bool:
 
 @contextmanager
 def sole_replay(catalog: Catalog, pipeline: str, sink: str) -> Iterator[None]:
-    """Acquire the replay lease of the sink for the block; raise SinkInUse if another process has this lease."""
-    with leased(catalog, _replay_lease(pipeline, sink), f"another replay of sink {sink!r} is running"):
+    """Acquire the replay lease of the sink for the block; raise SinkInUse if another process has this lease.
+
+    Replays need it, and `cdc indexes drop`, which must not delete what a replay builds.
+    """
+    with leased(catalog, _replay_lease(pipeline, sink), f"a replay of sink {sink!r} or 'cdc indexes drop' is running"):
         yield
 
 

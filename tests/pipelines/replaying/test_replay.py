@@ -334,7 +334,7 @@ def test_a_replay_beside_another_one_or_a_driver_that_does_not_let_go_is_refused
     shop: ShopPipeline,
 ) -> None:
     with Catalog.open(shop.definition.catalog.url) as catalog:
-        with sole_replay(catalog, "shop", "lake"), pytest.raises(SinkInUse, match="another replay"):
+        with sole_replay(catalog, "shop", "lake"), pytest.raises(SinkInUse, match="a replay of sink 'lake' or"):
             again(shop)
         catalog.processes.report(ProcessReport("shop", "apply", 1, "running"))
         with pytest.raises(ConfigError, match="while the apply process runs"):
