@@ -174,6 +174,12 @@ def echo_source(text: str, *, end: str = "\n") -> None:
     print(escaped_for_terminal(text) if sys.stdout.isatty() else text, end=end)
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun, for example `1 index` or `1,000 indexes`."""
+    ending = "" if count == 1 else "es" if noun.endswith("x") else "s"
+    return f"{count:,} {noun}{ending}"
+
+
 def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
     """Return rows of cells as lines with aligned columns; `right` has the indices of right-aligned columns."""
     texts = [[escaped_for_terminal(cell) for cell in row] for row in rows]

@@ -14,7 +14,18 @@ from tempfile import TemporaryFile
 
 import pytest
 
-from cdc.command_output import LineMark, aligned, echo, echo_source, emit, error_to_report, fail, last_envelope, line
+from cdc.command_output import (
+    LineMark,
+    aligned,
+    counted,
+    echo,
+    echo_source,
+    emit,
+    error_to_report,
+    fail,
+    last_envelope,
+    line,
+)
 from cdc.errors import CdcError, ConfigIssue, FileUnusable, InvalidDefinition, SourceUnreachable
 from tests.fixtures import forked
 from tests.fixtures.waiting import PATIENCE
@@ -117,6 +128,11 @@ def test_columns_are_as_wide_as_their_widest_cell_and_names_cannot_move_the_curs
 
 
 HOSTILE = "a\x1b[2J\x9b31m\u202ecod.exe\u2066\x7f\udcff"
+
+
+def test_a_count_agrees_with_its_noun() -> None:
+    assert [counted(n, "index") for n in (0, 1, 2_000)] == ["0 indexes", "1 index", "2,000 indexes"]
+    assert [counted(n, "issue") for n in (1, 2)] == ["1 issue", "2 issues"]
 
 
 def test_names_are_escaped_wherever_a_command_prints_them(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ import typer
 
 from cdc import DEFAULT_CONFIG
 from cdc.cli.options import ConfigOption, JsonOption, YesOption, audit, confirm, parse_seconds
-from cdc.command_output import aligned, echo, emit
+from cdc.command_output import aligned, counted, echo, emit
 from cdc.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def ls(sink: SinkArgument, config: ConfigOption = DEFAULT_CONFIG, json: JsonOpti
     found = _list(wanted, log_id, replaying=replaying)
     unused = [index for index in found if index.unused_since is not None]
     size = number_format.format_size(sum(index.bytes for index in unused))
-    summary = f"{len(found)} indexes of sink {sink!r}; {len(unused)} unused, with {size}"
+    summary = f"{counted(len(found), 'index')} of sink {sink!r}; {len(unused)} unused, with {size}"
     if json:
         emit("indexes ls", json=True, summary=summary, result={"indexes": [index.to_json() for index in found]})
         return
@@ -93,14 +93,14 @@ def drop(  # noqa: PLR0913, PLR0917 - one parameter per option
             _print(chosen)
         size = number_format.format_size(sum(index.bytes for index in chosen))
         if chosen:
-            confirm(f"delete {len(chosen)} unused indexes of sink {sink!r}, with {size}", yes=yes)
+            confirm(f"delete {counted(len(chosen), 'unused index')} of sink {sink!r}, with {size}", yes=yes)
         with SearchClient(wanted.access, wanted.engine) as client:
             dropped = [index for index in chosen if drop_index(client, index.name)]
     result = {"sink": sink, "dropped": [index.name for index in dropped], "bytes": sum(one.bytes for one in dropped)}
     if dropped:
         audit(definition, "indexes.drop", sink, result, json=json)
-    summary = f"deleted {len(dropped)} indexes of sink {sink!r}, with {size}" if dropped else "no index to delete"
-    emit("indexes drop", json=json, summary=summary, result=result)
+    deleted = f"deleted {counted(len(dropped), 'index')} of sink {sink!r}, with {size}"
+    emit("indexes drop", json=json, summary=deleted if dropped else "no index to delete", result=result)
 
 
 def _open(config: Path, name: str) -> tuple[Definition, SearchSinkDefinition, str]:

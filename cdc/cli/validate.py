@@ -10,7 +10,7 @@ import typer
 
 from cdc import DEFAULT_CONFIG
 from cdc.cli.options import JsonOption
-from cdc.command_output import Envelope, ErrorReport, LineMark, echo, line
+from cdc.command_output import Envelope, ErrorReport, LineMark, counted, echo, line
 from cdc.errors import ConfigError, ConfigIssue, ExitCode, InvalidDefinition
 
 Paths = Annotated[
@@ -35,9 +35,7 @@ def validate(paths: Paths = None, config: Named = None, json: JsonOption = False
     files = [file for path in [*(paths or []), *(config or [])] or [DEFAULT_CONFIG.parent] for file in _files(path)]
     issues = [issue for file in files for issue in _issues(file)]
     fatal = tuple(issue for issue in issues if issue.fatal)
-    summary = f"{len(files)} {_plural('definition', len(files))}: " + (
-        f"{len(fatal)} {_plural('issue', len(fatal))}" if fatal else "valid"
-    )
+    summary = f"{counted(len(files), 'definition')}: {counted(len(fatal), 'issue') if fatal else 'valid'}"
     if json:
         result = {"files": [str(file) for file in files], "flaws": [asdict(issue) for issue in issues]}
         error = ErrorReport.of(InvalidDefinition.from_issues(fatal)) if fatal else None
@@ -74,7 +72,3 @@ def _files(path: Path) -> list[Path]:
             f"no definition file (*.yaml) in {str(path)!r}", remedy="name a definition file or its directory"
         )
     return found
-
-
-def _plural(noun: str, count: int) -> str:
-    return noun if count == 1 else f"{noun}s"

@@ -16,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 from pydantic import ValidationError
 
+from cdc.command_output import counted
 from cdc.config import SearchSinkDefinition
 from cdc.config.secret import Secret
 from cdc.demo.pipeline_observer import SEARCH
@@ -144,4 +145,4 @@ def _remove(cluster: SearchCluster, screen: Terminal) -> None:
         remedy = f"to remove them: curl -X DELETE '{cluster.url}/{cluster.prefix}*'"
         screen.failed("search", f"indexes {cluster.prefix}* remain, {error.code} {error.message}   {remedy}")
         return
-    screen.done("search", f"{len(names)} indexes removed from {cluster.url}")
+    screen.done("search", f"{counted(len(names), 'index')} removed from {cluster.url}")

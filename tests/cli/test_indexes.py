@@ -125,6 +125,8 @@ def test_drop_keeps_what_was_used_lately(capsys: pytest.CaptureFixture[str], sho
     shop.replay("second")
     kept = run(capsys, "indexes", "drop", "find", "--older-than", "1d", "--yes", "-c", shop.path)
     assert (kept.status, "no index to delete" in kept.output, old in shop.all) == (0, True, True)
+    other = run(capsys, "indexes", "ls", "other", "-c", shop.path)
+    assert "1 index of sink 'other'; 0 unused" in other.output
     wrong = run(capsys, "indexes", "drop", "find", "--older-than", "1", "--yes", "-c", shop.path)
     assert (wrong.status, "expected a duration with its unit" in wrong.errors) == (2, True)
 
@@ -137,7 +139,8 @@ def test_an_index_in_use_is_refused_by_name(capsys: pytest.CaptureFixture[str], 
     for name, message in {current: "is in use", next(iter(with_alias)): "has no index"}.items():
         refused = run(capsys, "indexes", "drop", "find", name, "--yes", "-c", shop.path)
         assert (refused.status, message in refused.errors) == (2, True)
-    assert run(capsys, "indexes", "drop", "find", old, "--yes", "-c", shop.path).status == 0
+    dropped = run(capsys, "indexes", "drop", "find", old, "--yes", "-c", shop.path)
+    assert (dropped.status, "deleted 1 index of sink 'find'" in dropped.output) == (0, True)
     assert old not in shop.all
 
 
