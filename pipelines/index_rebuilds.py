@@ -28,7 +28,7 @@ from cdc.config import Definition, SearchSinkDefinition
 from cdc.config.sinks import IndexChanges
 from cdc.errors import CdcError, IndexMappingConflict
 from cdc.stores.published_record import Published, TargetState
-from cdc.stores.search_reader import open_search
+from cdc.stores.search_reader import SearchReader, open_search
 from cdc.table import exact_glob
 
 CHECK_EVERY: Final = 2.0
@@ -46,11 +46,13 @@ class IndexRebuilds:
     The end of the block ends a running rebuild; the next apply process begins it again.
     """
 
-    def __init__(self, definition: Definition, config: Path) -> None:
+    def __init__(self, definition: Definition, config: Path, check_every: float = CHECK_EVERY) -> None:
         """config: the file of the definition, which the child processes read."""
         self._sinks = [sink for sink in definition.sinks if isinstance(sink, SearchSinkDefinition) and _rebuilds(sink)]
-        self._config = config
+        self._config, self._check_every = config, check_every
         self._stopping = Event()
+        self._readers: dict[str, SearchReader] = {}
+        """Sink → a reader whose connections the checks share."""
         self._failures: dict[str, tuple[int, float]] = {}
         """Sink → number of consecutive failures, and the monotonic time of the next attempt."""
         self._thread = Thread(target=self._run, name="index-rebuilds", daemon=True)
@@ -66,22 +68,29 @@ class IndexRebuilds:
             self._thread.join()
 
     def _run(self) -> None:
-        while not self._stopping.wait(CHECK_EVERY):
-            for sink in self._sinks:
-                if time.monotonic() >= self._failures.get(sink.name, (0, 0.0))[1]:
-                    self._check(sink)
+        try:
+            while not self._stopping.wait(self._check_every):
+                for sink in self._sinks:
+                    if time.monotonic() >= self._failures.get(sink.name, (0, 0.0))[1]:
+                        self._check(sink)
+        finally:
+            for reader in self._readers.values():
+                reader.close()
 
     def _check(self, sink: SearchSinkDefinition) -> None:
         try:
-            reader = open_search(sink)
+            reader = self._reader(sink)
         except CdcError:
             return  # the sink itself reports that its server does not answer
-        try:
-            topics = tables_to_rebuild(reader.published)
-        finally:
-            reader.close()
-        if topics:
+        if topics := tables_to_rebuild(reader.published):
             self._rebuild(sink.name, topics)
+
+    def _reader(self, sink: SearchSinkDefinition) -> SearchReader:
+        """Return a reader of the present published record of a sink."""
+        known = self._readers.get(sink.name)
+        reader = open_search(sink) if known is None else known.reopen()
+        self._readers[sink.name] = reader
+        return reader
 
     def _rebuild(self, sink: str, topics: Sequence[str]) -> None:
         log.info("building new indexes, because the mapping cannot take a change", sink=sink, tables=list(topics))

@@ -14,6 +14,12 @@ from cdc.config import load_definition
 from cdc.stores.published_record import Published, TableRecord, TargetState
 from pipelines.index_rebuilds import IndexRebuilds, tables_to_rebuild
 from tests.config.definitions import write
+from tests.contracts.folded import batch, put
+from tests.fixtures.http_relay import HttpRelay
+from tests.fixtures.opensearch import SharedOpenSearch
+from tests.fixtures.search_sinks import search_sink
+from tests.fixtures.waiting import until
+from tests.pipelines.sinks.search_server.server_sink import merge, opened
 
 
 def stopped(relation: int, reason: str | None, target: str = "orders.r1.1") -> TableRecord:
@@ -53,3 +59,20 @@ def test_a_sink_is_checked_only_if_its_policy_says_so(policy: str, threads: int,
     with IndexRebuilds(load_definition(path), path):
         assert active_count() - before == threads
     assert active_count() == before
+
+
+def test_the_checks_share_one_connection(
+    opensearch: SharedOpenSearch, opensearch_relay: HttpRelay, tmp_path: Path
+) -> None:
+    find = search_sink(opensearch)
+    merge(opened(find), batch([put(1, "mug", 10)], 0, 20))
+    path = write(
+        tmp_path,
+        "name: shop\nsource: {dsn: 'postgresql://cdc@localhost/shop'}\ntables: [{match: 'shop.*'}]\nlog: {path: log}\n"
+        "sinks:\n- {name: find, type: search, engine: opensearch, schema_changes: rebuild, "
+        f"server: {{url: '{opensearch_relay.url}', index: '{find.access.index}'}}}}\n",
+    )
+    with IndexRebuilds(load_definition(path), path, check_every=0.05):
+        until(lambda: sum("/_doc/published" in request for request in opensearch_relay.seen) >= 5, "five checks")
+
+    assert opensearch_relay.connections == 1
