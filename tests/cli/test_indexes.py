@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from cdc.config import SearchSinkDefinition, load_definition
 from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter
 from cdc.stores.published_record import Published
+from cdc.table import TableSchema
 from pipelines.sinks.search_server.staged_indexes import StagedSearchServer
 from tests.cli.command import run
 from tests.config.definitions import SOUND, write
@@ -22,7 +23,7 @@ from tests.fixtures.opensearch import SharedOpenSearch
 from tests.fixtures.search_sinks import search_sink
 from tests.log.rows import IDENTITY
 from tests.pipelines.cold_log import EACH_OF_ITS_OWN
-from tests.pipelines.sinks.search_server.server_sink import Index, items, merge, opened
+from tests.pipelines.sinks.search_server.server_sink import Index, items, merge, opened, publish
 
 
 @dataclass
@@ -47,6 +48,17 @@ class Shop:
     def replay(self, item: str) -> None:
         """Replace the index, as a replay does."""
         staged, built = self.build(item)
+        staged.open_published(self.log_id)
+        staged.put(built, {})
+
+    def replay_of(self, schema: TableSchema) -> None:
+        """Build an index of a table that the sink did not have, as the only one."""
+        staged = StagedSearchServer(self.find)
+        staged.forget_earlier({schema.relation: schema})
+        staged.sink.open(self.log_id)
+        record = staged.sink.apply(batch([put(1, "of another table", 10)], 0, 20, schema, generation=5))
+        built = Published(20, 0, {record.relation: record})
+        staged.sink.publish(built)
         staged.open_published(self.log_id)
         staged.put(built, {})
 
@@ -109,6 +121,32 @@ def test_drop_deletes_the_old_indexes_and_nothing_else(capsys: pytest.CaptureFix
         assert [entry.action for entry in catalog.audit.ls()] == ["indexes.drop"]
     again = run(capsys, "indexes", "drop", "find", "-c", shop.path)
     assert (again.status, "no index to delete" in again.output) == (0, True)
+
+
+ITEMS = replace(ORDERS, relation=16_385, oid=16_385, name="items")
+
+
+def test_the_index_of_a_table_that_left_the_sink_is_dropped(capsys: pytest.CaptureFixture[str], shop: Shop) -> None:
+    """A replay builds the tables that the definition has now, so another table leaves the sink with it."""
+    index = Index(shop.find)
+    left = index.name
+    shop.replay_of(ITEMS)
+
+    assert index.status("GET", f"/{index.alias}/_search") == 404
+    dropped = run(capsys, "indexes", "drop", "find", "--yes", "-c", shop.path, "--json")
+    assert dropped.envelope["result"]["dropped"] == [left]
+
+
+def test_the_index_of_a_table_that_came_back_is_kept(capsys: pytest.CaptureFixture[str], shop: Shop) -> None:
+    left = Index(shop.find).name
+    shop.replay_of(ITEMS)
+    sink = opened(shop.find, shop.log_id)
+    record = sink.apply(batch([put(2, "back", 30)], 20, 40))
+    kept = run(capsys, "indexes", "drop", "find", "--yes", "-c", shop.path)
+    assert (kept.status, "no index to delete" in kept.output, left in shop.all) == (0, True, True)
+    publish(sink, record)
+
+    assert items(shop.find)["2"] == "back"
 
 
 def test_drop_asks_before_it_deletes(capsys: pytest.CaptureFixture[str], shop: Shop) -> None:

@@ -30,7 +30,7 @@ class IndexUse(StrEnum):
     IN_USE = "in use"
     #: A replay builds the index, or the apply process has created it and not published it yet.
     BEING_BUILT = "being built"
-    #: An earlier index of a table, or one that a replay built and did not publish.
+    #: An earlier index of a table, the index of a table that left the sink, or one that a replay did not publish.
     UNUSED = "unused"
 
 
@@ -138,6 +138,8 @@ def _use(name: str, index: Mapping[str, Any], tables: Mapping[int, TableRecord],
     if published is not None and published.target:
         is_new = replaying and number_of(name) > number_of(published.target)
         return IndexUse.BEING_BUILT if is_new else IndexUse.UNUSED
+    if UNUSED_SINCE in meta and not replaying:
+        return IndexUse.UNUSED  # its table left the sink, and has not come back
     # the first index of a table that is not published yet, unless a table with the same name has replaced the table
     replaced = any(other.topic == meta["topic"] and relation > meta["relation"] for relation, other in tables.items())
     return IndexUse.UNUSED if replaced and not replaying else IndexUse.BEING_BUILT

@@ -270,7 +270,10 @@ class SearchServerSink:
             self._connection().publisher.floors[table.index] = floor
 
     def _sync_aliases(self, record: Published) -> None:
-        """Set the aliases of the tables of a record, if they changed; a staged sink has none."""
+        """Set the aliases of the tables of a record, if they changed; a staged sink has none.
+
+        The index of a table that the record before had, and this one has not, loses its alias.
+        """
         if self._staged:
             return
         opened = self._connection()
@@ -284,7 +287,10 @@ class SearchServerSink:
         floors = opened.publisher.floors
         wanted = {alias: (table.target, floors.get(table.target, 0)) for alias, table in newest.items()}
         if wanted != self._aliases:
-            self._taken = opened.indexes.sync_aliases(wanted)
+            named = {table.target for table in record.tables.values()}
+            before = {} if self._aliases is None else self._aliases
+            left = {alias: index for alias, (index, _) in before.items() if alias not in wanted and index not in named}
+            self._taken = opened.indexes.sync_aliases(wanted, left)
             self._aliases = wanted
 
     def _remove_tombstones(self, before: PublishedState | None) -> None:

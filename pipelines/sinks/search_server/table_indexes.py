@@ -76,32 +76,46 @@ class TableIndexes:
         self._known[schema.relation] = table
         return table
 
-    def sync_aliases(self, wanted: Mapping[str, tuple[str, int]]) -> set[str]:
+    def sync_aliases(self, wanted: Mapping[str, tuple[str, int]], left: Mapping[str, str]) -> set[str]:
         """Set the aliases of tables in one step, and return those that an index of another owner has.
 
-        Such an alias is not changed. wanted: alias → (index, its floor).
+        Such an alias is not changed. wanted: alias → (index, its floor). left: alias → index of a table that left the
+        sink; the alias is removed from it.
         """
         actions, taken = list[dict[str, Any]](), set[str]()
         for alias, (index, floor) in wanted.items():
-            found = self._client.ask("GET", f"/_alias/{alias}", allowed=(HTTPStatus.NOT_FOUND,))
-            present = {} if found.status == HTTPStatus.NOT_FOUND else found.body
+            present = self._behind(alias)
             others = [other for other in present if other != index]
             try:
                 self._check_owned(others, alias)
             except IndexOfAnotherOwner:
                 taken.add(alias)
                 continue
-            for other in others:
-                self._mark_unused(other)
-            actions += [{"remove": {"index": other, "alias": alias}} for other in others]
+            actions += self._without_alias(others, alias)
             if present.get(index, {}).get("aliases", {}).get(alias, {}).get("filter") == visible(floor):
                 continue
             # the next batch of a table reports that its index was deleted
             if self._client.ask("HEAD", f"/{index}", allowed=(HTTPStatus.NOT_FOUND,)).status != HTTPStatus.NOT_FOUND:
                 actions.append({"add": {"index": index, "alias": alias, "filter": visible(floor)}})
+        for alias, index in left.items():
+            actions += self._without_alias([index] if index in self._behind(alias) else [], alias)
         if actions:
             self._client.ask("POST", "/_aliases", {"actions": actions})
         return taken
+
+    def _behind(self, alias: str) -> Mapping[str, Any]:
+        """Return index → description of its aliases, for each index behind an alias."""
+        found = self._client.ask("GET", f"/_alias/{alias}", allowed=(HTTPStatus.NOT_FOUND,))
+        behind: Mapping[str, Any] = {} if found.status == HTTPStatus.NOT_FOUND else found.body
+        return behind
+
+    def _without_alias(self, indexes: Iterable[str], alias: str) -> list[dict[str, Any]]:
+        """Mark indexes as unused, and return the actions that remove an alias from them."""
+        actions = []
+        for index in indexes:
+            self._mark_unused(index)
+            actions.append({"remove": {"index": index, "alias": alias}})
+        return actions
 
     def check_free(self, alias: str) -> None:
         """Raise IndexOfAnotherOwner if the alias is the name of an index, or points at an index of another owner."""
@@ -170,8 +184,11 @@ class TableIndexes:
         """Make an existing index follow the columns of its table."""
         if owner_of(mappings) != self._owner:
             raise IndexOfAnotherOwner(f"index {table.index!r} belongs to somebody else")
-        # an index may be in use again: a crash in the middle of a switch leaves the mark
-        meta = {name: value for name, value in mappings["_meta"][META].items() if name != UNUSED_SINCE}
+        marked: Mapping[str, Any] = mappings["_meta"][META]
+        meta = {name: value for name, value in marked.items() if name != UNUSED_SINCE}
+        if meta != marked:
+            # the index is in use again: its table came back, or a crash interrupted a switch
+            self._put_mapping(table.index, {"_meta": {META: meta}})
         wanted = self._meta(table)
         if meta == wanted:
             return

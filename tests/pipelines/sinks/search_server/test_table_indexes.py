@@ -64,6 +64,6 @@ def test_aliases_change_together_and_only_if_something_changed(opensearch, clien
     one = tables.of(SHAPE, None, 1)
     alias = tables.alias(ORDERS)
     for floor in (0, 0, 7):
-        tables.sync_aliases({alias: (one.index, floor)})
+        tables.sync_aliases({alias: (one.index, floor)}, {})
 
     assert len([request for request in opensearch_relay.seen if request == "POST /_aliases"]) == 2
