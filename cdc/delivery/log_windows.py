@@ -108,7 +108,8 @@ class LogWindows:
         rest, self._rest = self._rest, None
         if rest is None or (rest.after, rest.horizon) != (after, bootstrap):
             self._log.refresh()
-            rest = next_window(self._log, after, bootstrap, max(most, self._at_once), self._only)
+            together = most * max(1, self._at_once // most)  # so that no window with few rows is left over
+            rest = next_window(self._log, after, bootstrap, together, self._only)
             if rest is None:
                 return None
             if rest.is_large:
