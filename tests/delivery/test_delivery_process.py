@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -22,13 +21,14 @@ from cdc.log.consumers import list_consumers
 from cdc.log.reader import LogReader
 from tests.config.definitions import SOUND
 from tests.delivery.sent_log import begin_log, change, schema_version
+from tests.fixtures import forked
 from tests.fixtures.catalog import put_catalog
 from tests.fixtures.waiting import until
 from tests.log import simple_compaction
 from tests.log.rows import info, table
 from tests.log.sample_log import ITEMS, ORDERS, commit_rows, schema_row
 
-ROWS = 300_000
+ROWS = 150_000
 MOST_MEMORY = 350 << 20
 
 
@@ -39,7 +39,7 @@ class Delivering:
         self.folder, self.root = folder, folder / "log"
         self.definition = folder / "shop.yaml"
         self.writer = begin_log(self.root)
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[forked.Forked | subprocess.Popen[bytes]] = []
         put_catalog(folder)
 
     def define(self, *deliveries: dict[str, Any]) -> None:
@@ -47,8 +47,15 @@ class Delivering:
         catalog = f"catalog: {{url: 'sqlite:///{self.folder}/catalog.db'}}\n"
         self.definition.write_text(f"{SOUND}{catalog}deliveries: {json.dumps(deliveries)}\n")
 
-    def start(self, *names: str, output: Any = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
-        """Start `cdc deliver NAME…`."""
+    def start(self) -> forked.Forked:
+        """Start `cdc deliver`."""
+        with (self.folder / "errors").open("ab") as errors:
+            process = forked.start("cdc", "deliver", "-c", self.definition, output=errors)
+        self.processes.append(process)
+        return process
+
+    def start_interpreter(self, *names: str, output: Any = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
+        """The same in an interpreter of its own: a forked process has the memory and standard output of its origin."""
         command = [sys.executable, "-m", "cdc", "deliver", *names, "-c", str(self.definition)]
         with (self.folder / "errors").open("ab") as errors:
             process = subprocess.Popen(command, stdout=output, stderr=errors)
@@ -96,7 +103,7 @@ def test_a_reader_of_standard_output_that_ends_ends_the_process_without_a_traceb
     delivering.define({"name": "out", "type": "stdout", "batch": 100})
     for position in range(20, 40):
         commit_rows(delivering.writer, *(change(ORDERS, position, n, str(n)) for n in range(200)))
-    sending = delivering.start("out", output=subprocess.PIPE)
+    sending = delivering.start_interpreter("out", output=subprocess.PIPE)
     assert sending.stdout is not None
 
     lines = [sending.stdout.readline() for _ in range(5)]
@@ -111,7 +118,7 @@ def test_a_reader_of_standard_output_that_ends_ends_the_process_without_a_traceb
 def test_a_process_whose_output_nobody_reads_ends_when_it_is_asked_to(delivering: Delivering):
     delivering.define({"name": "out", "type": "stdout"})
     commit_rows(delivering.writer, *(change(ORDERS, 20, n, str(n)) for n in range(2_000)))
-    sending = delivering.start("out", output=subprocess.PIPE)
+    sending = delivering.start_interpreter("out", output=subprocess.PIPE)
     assert sending.stdout is not None
     sending.stdout.readline()  # it sends, and the pipe is full soon
 
@@ -235,12 +242,6 @@ def peak_memory(pid: int) -> int:
     return 1024 * next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
 
 
-def processor_time(pid: int) -> float:
-    """Processor time of a process in seconds."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def test_a_transaction_of_many_rows_needs_little_memory(delivering: Delivering):
     delivering.define(file_delivery())
     staged = []
@@ -251,7 +252,7 @@ def test_a_transaction_of_many_rows_needs_little_memory(delivering: Delivering):
         )
         staged += delivering.writer.stage(table(*rows))
     delivering.writer.commit(staged, info(20))
-    sending = delivering.start()
+    sending = delivering.start_interpreter()
 
     until(lambda: delivering.position() == 20, delivering.errors, seconds=180, every=1)
 
