@@ -96,7 +96,8 @@ def test_a_delivery_killed_at_one_failpoint_after_the_other_has_each_event_once_
     assert_delivered(pipeline)
 
 
-@pytest.mark.parametrize("seed", [pytest.param(n, marks=[pytest.mark.slow] if n > 1 else []) for n in range(1, 11)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 11))
 def test_a_delivery_killed_at_random_moments_has_each_event_once_and_in_order(
     shop: tuple[Pipeline, Workload], seed: int
 ):
@@ -175,7 +176,7 @@ def test_a_connection_that_breaks_and_a_process_that_is_killed_lose_no_event(sho
     pipeline, workload = shop
     random = Random(3)
     receiver = Receiver(random)
-    write(pipeline, type="tcp", host="127.0.0.1", port=receiver.port, acknowledge=True, batch=20)
+    write(pipeline, type="tcp", host="127.0.0.1", port=receiver.port, acknowledge=True, batch=200)
     pipeline.reader()
     workload.start()
     for failpoint in ("delivery_sent:1", "delivery_acknowledged:2"):
