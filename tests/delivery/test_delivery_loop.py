@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from cdc.delivery.destinations.contract import Event
@@ -38,10 +38,11 @@ from tests.delivery.sent_log import (
     commit_in_groups,
     random_transactions,
 )
+from tests.fixtures.examples import examples
 from tests.log import simple_compaction
 from tests.log.sample_log import ITEMS, ORDERS, commit_rows
 
-QUIET = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUIET = examples(6, suppress_health_check=[HealthCheck.function_scoped_fixture])
 KINDS = [
     pytest.param({}, id="stores progress"),
     pytest.param({"stores_progress": False}, id="progress next to the log"),

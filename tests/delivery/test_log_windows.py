@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from cdc.delivery.log_windows import LogWindow, LogWindows, next_window
@@ -31,10 +31,11 @@ from tests.delivery.sent_log import (
     rewrite_small_files,
     windows,
 )
+from tests.fixtures.examples import examples
 from tests.log import simple_compaction
 from tests.log.sample_log import ITEMS, ORDERS, build_sample_log, commit_rows
 
-QUIET = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUIET = examples(6, suppress_health_check=[HealthCheck.function_scoped_fixture])
 START = Position(0)
 
 

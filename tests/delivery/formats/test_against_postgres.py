@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
@@ -75,24 +75,28 @@ class Sampled:
     """A log with values of every type."""
 
     dsn: str
-    log: LogReader
+    tables: Sequence[TableChanges]
+    """The inserts of each table, in order of their ids."""
 
     def changes(self, prefix: str) -> Iterator[TableChanges]:
-        """The inserts of each table whose name begins with the prefix, in order of their ids."""
-        rows = pa.Table.from_batches(list(self.log.rows(Position(0), self.log.durable or Position(0))))
-        inserts = rows.filter(pc.equal(rows["op"], "c"))
-        for relation, schema in self.log.schemas().items():
-            if schema.name.startswith(prefix):
-                found = inserts.filter(pc.equal(inserts["relation"], relation))
-                ordered = found.sort_by([("position", "ascending"), ("ordinal", "ascending")])
-                yield table_changes(schema, f"s.public.{schema.name}", ordered)
+        """Those of the tables whose name begins with the prefix."""
+        return (changes for changes in self.tables if changes.schema.name.startswith(prefix))
 
 
 @pytest.fixture(scope="module")
 def sampled(tmp_path_factory: pytest.TempPathFactory, postgres: EmbeddedPostgres) -> Iterator[Sampled]:
     """A log with every sample of every type, in columns v of tables v0, v1, … and as arrays in tables a0, a1, …"""
     with contextmanager(fresh_database)(postgres) as dsn:
-        yield Sampled(dsn, _capture(tmp_path_factory.mktemp("sampled"), dsn))
+        yield Sampled(dsn, list(_inserts(_capture(tmp_path_factory.mktemp("sampled"), dsn))))
+
+
+def _inserts(log: LogReader) -> Iterator[TableChanges]:
+    rows = pa.Table.from_batches(list(log.rows(Position(0), log.durable or Position(0))))
+    inserts = rows.filter(pc.equal(rows["op"], "c"))
+    for relation, schema in log.schemas().items():
+        found = inserts.filter(pc.equal(inserts["relation"], relation))
+        ordered = found.sort_by([("position", "ascending"), ("ordinal", "ascending")])
+        yield table_changes(schema, f"s.public.{schema.name}", ordered)
 
 
 def _capture(folder: Path, dsn: str) -> LogReader:

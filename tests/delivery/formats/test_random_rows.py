@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.config.deliveries import DebeziumSettings
 from cdc.table import Column, TableSchema
 from tests.delivery.formats.changes import ID, changes_of, column, format_named, log_row, schema_with, values_of
 from tests.delivery.formats.reference import NotEncodable, cdc_event, debezium_images
+from tests.fixtures.examples import examples
 
 TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12)
 _NUMBERS = st.integers(-(10**12), 10**12)
@@ -103,7 +104,7 @@ def _plain(row: dict[str, Any]) -> dict[str, Any]:
 
 
 @given(tables())
-@settings(max_examples=150, deadline=None)
+@examples(40)
 def test_the_format_cdc_is_the_reference_and_loses_nothing(
     given_rows: tuple[TableSchema, list[dict[str, Any]]],
 ) -> None:
@@ -125,7 +126,7 @@ def _text_of(one: Column, value: Any) -> str | None:
 
 
 @given(tables(), st.booleans())
-@settings(max_examples=150, deadline=None)
+@examples(40)
 def test_the_format_debezium_is_the_reference(
     given_rows: tuple[TableSchema, list[dict[str, Any]]], schemas: bool
 ) -> None:
@@ -143,7 +144,7 @@ def test_the_format_debezium_is_the_reference(
 
 
 @given(tables())
-@settings(max_examples=75, deadline=None)
+@examples(20)
 def test_flat_rows_are_the_images_of_debezium(given_rows: tuple[TableSchema, list[dict[str, Any]]]) -> None:
     schema, rows = given_rows
     changes = changes_of(schema, *rows)
@@ -163,7 +164,7 @@ def test_flat_rows_are_the_images_of_debezium(given_rows: tuple[TableSchema, lis
 
 
 @given(tables())
-@settings(max_examples=75, deadline=None)
+@examples(20)
 def test_cloud_events_contain_the_format_cdc(given_rows: tuple[TableSchema, list[dict[str, Any]]]) -> None:
     schema, rows = given_rows
     changes = changes_of(schema, *rows)

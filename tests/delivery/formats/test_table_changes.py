@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.delivery.formats.table_changes import table_changes
 from tests.delivery.formats.changes import ID, changes_of, column, log_row, log_rows, schema_with
+from tests.fixtures.examples import examples
 
 SCHEMA = schema_with(ID, column("a"), column("b"))
 
@@ -61,7 +62,7 @@ def hidden(column: pa.Array, visible: np.ndarray) -> pa.Array:
     return pa.Array.from_buffers(column.type, len(column), [bits, column.buffers()[1]], children=children)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(40)
 @given(rows=_ROWS, start=st.integers(0, 5), hide=st.integers(0, 2**12 - 1))
 def test_columns_are_those_of_a_row_by_row_reading(rows: list[Any], start: int, hide: int) -> None:
     schema = schema_with(ID, column("b", key=1), column("c"), column("d", generated=True), column("e"))

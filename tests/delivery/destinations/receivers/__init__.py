@@ -68,8 +68,8 @@ class Receiver:
     """Bytes of a value that the destination refuses."""
     largest: int = 1 << 20
     """Bytes of a value that it accepts."""
-    many: int = 2000
-    """Events, a multiple of 40, that the server takes in about a second."""
+    many: int = 800
+    """Events, a multiple of 40, that the server takes in less than a second."""
     missing: Mapping[str, str] = field(default_factory=dict)
     """Name of a property → why the destination does not have it."""
     server: Server | None = None
