@@ -23,7 +23,7 @@ from cdc.stores.search_server.document_values import (
 )
 from pipelines.types.typed_rows import text_columns
 from tests.contracts.folded import column
-from tests.fixtures.postgres import run_sql
+from tests.fixtures.postgres import open_session, run_sql
 from tests.postgres.samples import SAMPLES
 
 MORE = {
@@ -70,17 +70,16 @@ def texts_of(conn: Any, table: str) -> list[tuple[Any, pa.Array]]:
 
 @pytest.mark.parametrize("number", range(len(KINDS)), ids=list(KINDS))
 def test_a_value_comes_back_as_postgres_printed_it(dsn, number):
-    with connect(dsn) as conn:
-        for of_type, texts in texts_of(conn, f"t{number}"):
-            kind = value_type(of_type)
-            documents = [parse_document(f'{{"v": {text}}}'.encode()) for text in to_json(texts, kind)]
-            is_json = kind.kind is ValueKind.JSON
-            sent = [normal_json(text) if is_json and text is not None else text for text in texts.to_pylist()]
+    for of_type, texts in texts_of(open_session(dsn), f"t{number}"):
+        kind = value_type(of_type)
+        documents = [parse_document(f'{{"v": {text}}}'.encode()) for text in to_json(texts, kind)]
+        is_json = kind.kind is ValueKind.JSON
+        sent = [normal_json(text) if is_json and text is not None else text for text in texts.to_pylist()]
 
-            returned = [to_text(document["v"], kind) for document in documents]
-            if is_json:
-                returned = [None if text is None else normal_json(text) for text in returned]
-            assert returned == sent
+        returned = [to_text(document["v"], kind) for document in documents]
+        if is_json:
+            returned = [None if text is None else normal_json(text) for text in returned]
+        assert returned == sent
 
 
 @pytest.mark.parametrize(
