@@ -34,7 +34,6 @@ class AwsDestination(ABC, Generic[SettingsT]):
     def __init__(self, settings: SettingsT, identity: DeliveryIdentity) -> None:
         del identity
         self._settings = settings
-        self._may_create = settings.create
         self._client: Any = None
         self._requests: KeyedRequests | None = None
         self._found: dict[str, str] = {}
@@ -51,13 +50,12 @@ class AwsDestination(ABC, Generic[SettingsT]):
 
     def check(self, topics: Collection[str]) -> None:
         """Look for the queues, topics or streams of the topics. It needs the rights that sending needs."""
-        self._client, self._may_create = new_client(self.service, self._settings), False
+        self._client = new_client(self.service, self._settings)
         try:
             for name in sorted({self._entry(Event("", 0, 0, topic, None, b"")).place for topic in topics}):
                 with suppress(*([TopicMissing] if self._settings.create else [])):
-                    self._find(name)
+                    self._find(name, create=False)
         finally:
-            self._may_create = self._settings.create
             self.close()
 
     def send(self, events: Sequence[Event]) -> None:
@@ -66,7 +64,7 @@ class AwsDestination(ABC, Generic[SettingsT]):
         entries = [self._entry(event) for event in events]
         refuse((entry.event, self._refusal(entry)) for entry in entries)
         for name in sorted({entry.place for entry in entries} - self._found.keys()):
-            self._found[name] = self._find(name)
+            self._found[name] = self._find(name, create=self._settings.create)
         requests.add(entries)
 
     def commit(self, progress: bytes) -> None:
@@ -89,8 +87,8 @@ class AwsDestination(ABC, Generic[SettingsT]):
         """Return an event as entry of a request."""
 
     @abstractmethod
-    def _find(self, name: str) -> str:
-        """Return the address of a queue, topic or stream; raises TopicMissing unless it may be created."""
+    def _find(self, name: str, *, create: bool) -> str:
+        """Return the address of a queue, topic or stream; raises TopicMissing if there is none and none is created."""
 
     @abstractmethod
     def _post(self, place: str, entries: Sequence[RequestEntry]) -> RequestAnswer:

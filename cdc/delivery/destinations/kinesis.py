@@ -40,13 +40,13 @@ class KinesisDestination(AwsDestination[KinesisDelivery]):
         key, content = partition_key(event), self._line(event)[:-1]
         return RequestEntry(event, name, key, len(content) + len(key.encode()), content)
 
-    def _find(self, name: str) -> str:
+    def _find(self, name: str, *, create: bool) -> str:
         try:
             state = self._state(name)
         except FAILURES as exc:
             if not is_missing(exc):
                 raise meaning(exc, f"stream {name!r} cannot be found") from exc
-            if not self._may_create:
+            if not create:
                 raise TopicMissing(f"stream {name!r} does not exist") from exc
             state = self._create(name)
         if state not in _READY:

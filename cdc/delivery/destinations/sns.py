@@ -33,7 +33,7 @@ class SnsDestination(AwsDestination[SnsDelivery]):
     def _entry(self, event: Event) -> RequestEntry:
         return request_entry(event, self._settings.topic_name)
 
-    def _find(self, name: str) -> str:
+    def _find(self, name: str, *, create: bool) -> str:
         region = self._client.meta.region_name
         arn = f"arn:{self._client.meta.partition}:sns:{region}:{self._owner()}:{name}"
         try:
@@ -41,7 +41,7 @@ class SnsDestination(AwsDestination[SnsDelivery]):
         except FAILURES as exc:
             if not is_missing(exc):
                 raise meaning(exc, f"topic {name!r} cannot be found") from exc
-            if not self._may_create:
+            if not create:
                 raise TopicMissing(f"topic {name!r} does not exist in SNS") from exc
             self._create(name)
         return arn

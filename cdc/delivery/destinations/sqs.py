@@ -39,14 +39,14 @@ class SqsDestination(AwsDestination[SqsDelivery]):
     def _entry(self, event: Event) -> RequestEntry:
         return request_entry(event, self._settings.queue)
 
-    def _find(self, name: str) -> str:
+    def _find(self, name: str, *, create: bool) -> str:
         owner = {} if self._settings.owner is None else {"QueueOwnerAWSAccountId": self._settings.owner}
         try:
             found: str = self._client.get_queue_url(QueueName=name, **owner)["QueueUrl"]
         except FAILURES as exc:
             if not is_missing(exc):
                 raise meaning(exc, f"queue {name!r} cannot be found") from exc
-            if not self._may_create:
+            if not create:
                 raise TopicMissing(f"queue {name!r} does not exist") from exc
             return self._create(name)
         return found
