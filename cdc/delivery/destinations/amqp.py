@@ -33,8 +33,10 @@ from cdc.delivery.destinations.broker_connection import (
     TOMBSTONE_HEADER,
     address,
     connection_error,
+    content_type,
     escape,
     repeated_header,
+    text_or_bytes,
     tls_context,
 )
 from cdc.delivery.destinations.contract import DeliveryIdentity, Event, Promise, refuse
@@ -308,25 +310,17 @@ def routing_key(topic: str) -> str:
 
 
 def _properties(event: Event) -> pika.BasicProperties:
-    headers: dict[str, str | bytes | bool] = {name: _text(value) for name, value in event.headers}
+    headers: dict[str, str | bytes | bool] = {name: text_or_bytes(value) for name, value in event.headers}
     if event.key is not None:
-        headers[KEY_HEADER] = _text(event.key)
+        headers[KEY_HEADER] = text_or_bytes(event.key)
     if event.value is None:
         headers[TOMBSTONE_HEADER] = True
     return pika.BasicProperties(
-        content_type="application/json" if (event.value or b"")[:1] == b"{" else "application/octet-stream",
+        content_type=content_type(event),
         headers=headers,
         delivery_mode=_PERSISTENT,
         message_id=event.id,
     )
-
-
-def _text(content: bytes) -> str | bytes:
-    """Return content as the type of field that most clients show as text, if it is UTF-8."""
-    try:
-        return content.decode()
-    except UnicodeDecodeError:
-        return content
 
 
 def _missing(name: str, exchange: str) -> TopicMissing:

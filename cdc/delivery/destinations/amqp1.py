@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from hashlib import sha256
 from typing import Any, ClassVar, Final
 
 import proton
@@ -21,7 +20,16 @@ from proton.utils import BlockingConnection, BlockingSender, LinkDetached
 
 from cdc import failpoint
 from cdc.config.destinations import Amqp1Delivery
-from cdc.delivery.destinations.broker_connection import KEY_HEADER, TOMBSTONE_HEADER, address, escape, repeated_header
+from cdc.delivery.destinations.broker_connection import (
+    KEY_HEADER,
+    TOMBSTONE_HEADER,
+    address,
+    content_type,
+    escape,
+    hashed_key,
+    repeated_header,
+    text_or_bytes,
+)
 from cdc.delivery.destinations.contract import DeliveryIdentity, Event, Promise, refuse
 from cdc.delivery.destinations.keyed_requests import KeyedLimits, KeyedRequests, RequestAnswer, RequestEntry
 from cdc.errors import (
@@ -49,7 +57,6 @@ _DENIED_BY_ARTEMIS: Final = "does not have permission"
 """In the text of an internal error, with which Artemis answers a user who may not make an address."""
 _MISSING: Final = ("amqp:not-found", "amqp:resource-deleted")
 _CREATE: Final = "create the address at the broker, or let the broker create it; the delivery then continues"
-_BYTES: Final = "application/octet-stream"
 _CONDITION: Final = re.compile(r"""Condition\('([^']+)'(?:, (['"])(.*?)\2)?""", re.DOTALL)
 """Name and description of the reason, in the text of an error of the library."""
 
@@ -144,8 +151,9 @@ class Amqp1Destination:
             return EventRefused(f"the topic of event {entry.event.id!r} is empty")
         if repeated_header(entry.event):
             return EventRefused(f"event {entry.event.id!r} has two headers of one name")
-        largest = self._sender(entry.place).link.remote_max_message_size or self._settings.max_size
-        if entry.size > (largest := min(largest, self._settings.max_size)):
+        most = self._settings.max_size
+        largest = min(self._sender(entry.place).link.remote_max_message_size or most, most)
+        if entry.size > largest:
             return EventTooLarge(
                 f"event {entry.event.id!r} has {entry.size:,} bytes; {self._place} or 'max_size' allows {largest:,}"
             )
@@ -273,7 +281,7 @@ def _meaning(exc: proton.ProtonException, what: str) -> CdcError:
 
 def _encoded(event: Event) -> bytes:
     """Return an event as an encoded message."""
-    properties: dict[str, Any] = {name: _text_or_bytes(value) for name, value in event.headers}
+    properties: dict[str, Any] = {name: text_or_bytes(value) for name, value in event.headers}
     if event.key is not None:
         properties[KEY_HEADER] = event.key
     if event.value is None:
@@ -285,7 +293,7 @@ def _encoded(event: Event) -> bytes:
         id=event.id,
         subject=event.topic,
         properties=properties,
-        content_type=proton.symbol("application/json" if (event.value or b"")[:1] == b"{" else _BYTES),
+        content_type=proton.symbol(content_type(event)),
     )
     if event.key is not None:
         message.group_id = group_of(event.key)
@@ -302,15 +310,8 @@ def address_of(topic: str) -> str:
 def group_of(key: bytes) -> str:
     """Return the group of a key: its text, with `%XX` for other bytes, or a hash if that is empty or long."""
     text = escape(key, str.isprintable)
-    return text if 0 < len(text) <= _LONGEST_GROUP else f"sha256:{sha256(key).hexdigest()}"
+    return text if 0 < len(text) <= _LONGEST_GROUP else hashed_key(key)
 
 
 def _is_plain(character: str) -> bool:
     return character.isascii() and (character.isalnum() or character in "._-/")
-
-
-def _text_or_bytes(content: bytes) -> str | bytes:
-    try:
-        return content.decode()
-    except UnicodeDecodeError:
-        return content

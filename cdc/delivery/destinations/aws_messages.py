@@ -11,24 +11,27 @@ import re
 from hashlib import sha256
 from typing import Any, Final, NamedTuple
 
+from cdc.delivery.destinations.broker_connection import (
+    HASHED,
+    HEADERS_HEADER,
+    KEY_BASE64_HEADER,
+    KEY_HEADER,
+    TOPIC_HEADER,
+    hashed_key,
+    text_of,
+)
 from cdc.delivery.destinations.contract import ID_HEADER, POSITION_HEADER, XID_HEADER, Event
 from cdc.delivery.destinations.event_json import header_list
 from cdc.delivery.destinations.keyed_requests import RequestEntry
 
 ENTRIES: Final = 10
 """Messages that one request contains at most."""
-TOPIC: Final = "cdc.topic"
-KEY: Final = "cdc.key"
-KEY_BASE64: Final = "cdc.key_base64"
-"""Attribute with a key that is no plain text: its base64 after `=`."""
 ENCODING: Final = "cdc.encoding"
 """Attribute of a message whose text is not the value: `base64`, `empty` or `tombstone`."""
-HEADERS: Final = "cdc.headers"
-"""Attribute with the other headers: a JSON array of [name, text] or [name, base64, "base64"]."""
 _OWN_HEADERS: Final = (ID_HEADER, POSITION_HEADER, XID_HEADER)
 _NOT_SENT: Final = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _GROUP: Final = re.compile(r"[A-Za-z0-9!-/:-@\[-`{-~]{1,128}\Z")
-_RESERVED: Final = ("sha256:", "event:")
+_RESERVED: Final = (HASHED, "event:")
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_]\Z")
 _FIFO: Final = ".fifo"
 
@@ -78,7 +81,7 @@ def group_of(event: Event) -> str:
     text = event.key.decode(errors="replace")
     if _GROUP.match(text) and not text.startswith(_RESERVED):
         return text
-    return f"sha256:{sha256(event.key).hexdigest()}"
+    return hashed_key(event.key)
 
 
 def request_entry(event: Event, place: str) -> RequestEntry:
@@ -108,13 +111,14 @@ def text_message(event: Event) -> TextMessage:
     for name in (POSITION_HEADER, XID_HEADER):
         if name in headers:
             attributes[name] = headers[name].decode()
-    attributes[TOPIC] = event.topic
+    attributes[TOPIC_HEADER] = event.topic
     if event.key is not None:
         text = _plain_text(event.key)
-        attributes |= {KEY: text} if text else {KEY_BASE64: "=" + base64.b64encode(event.key).decode()}
+        # an attribute cannot be empty, as the base64 of an empty key is
+        attributes |= {KEY_HEADER: text} if text else {KEY_BASE64_HEADER: f"={base64.b64encode(event.key).decode()}"}
     others = tuple(header for header in event.headers if header[0] not in _OWN_HEADERS)
     if others:
-        attributes[HEADERS] = header_list(others)
+        attributes[HEADERS_HEADER] = header_list(others)
     body, encoding = _body(event.value)
     if encoding:
         attributes[ENCODING] = encoding
@@ -132,8 +136,5 @@ def _body(value: bytes | None) -> tuple[str, str]:
 
 def _plain_text(content: bytes) -> str | None:
     """Return content as text; None if it is not UTF-8, or has characters that the services do not take."""
-    try:
-        text = content.decode()
-    except UnicodeDecodeError:
-        return None
-    return None if _NOT_SENT.search(text) else text
+    text = text_of(content)
+    return None if text is None or _NOT_SENT.search(text) else text

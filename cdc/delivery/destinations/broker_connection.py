@@ -1,9 +1,10 @@
-"""What destinations at brokers have in common: certificates, errors of connections, and names that a protocol takes."""
+"""What destinations at brokers have in common: certificates, errors of connections, names of headers, and texts."""
 
 from __future__ import annotations
 
 import ssl
 from collections.abc import Callable
+from hashlib import sha256
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -13,8 +14,16 @@ from cdc.errors import DeliveryError, DestinationNotTrusted, DestinationUnavaila
 
 KEY_HEADER: Final = "cdc.key"
 """Header with the key, where a protocol has no place for it."""
+KEY_BASE64_HEADER: Final = "cdc.key_base64"
+"""Header with a key that is not UTF-8, where headers are text."""
+TOPIC_HEADER: Final = "cdc.topic"
+"""Header with the topic of the event, where the name at the broker may be another one."""
+HEADERS_HEADER: Final = "cdc.headers"
+"""Header with other headers, as `header_list` writes them, where a protocol has no place for them."""
 TOMBSTONE_HEADER: Final = "cdc.tombstone"
 """Header of an event without value, where a protocol cannot distinguish that from an empty one."""
+HASHED: Final = "sha256:"
+"""How a name begins that is the hash of a key."""
 
 
 def tls_context(settings: BrokerDelivery) -> ssl.SSLContext:
@@ -62,6 +71,30 @@ def escape(content: bytes, keep: Callable[[str], bool]) -> str:
         else "".join(f"%{byte:02X}" for byte in char.encode(errors="surrogateescape"))
         for char in text
     )
+
+
+def text_of(content: bytes) -> str | None:
+    """Return content as text; None if it is not UTF-8."""
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def text_or_bytes(content: bytes) -> str | bytes:
+    """Return content as the type of field that most clients show as text, if it is UTF-8."""
+    text = text_of(content)
+    return content if text is None else text
+
+
+def hashed_key(key: bytes) -> str:
+    """Return a name for a key that cannot be one itself."""
+    return f"{HASHED}{sha256(key).hexdigest()}"
+
+
+def content_type(event: Event) -> str:
+    """Return the media type of the value of an event."""
+    return "application/json" if (event.value or b"")[:1] == b"{" else "application/octet-stream"
 
 
 def repeated_header(event: Event) -> bool:

@@ -7,12 +7,12 @@ key is the key of the event. `PutRecords` may fail single records and keeps no o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from hashlib import sha256
 from typing import Any, ClassVar, Final
 
 from cdc.config.destinations import KinesisDelivery
 from cdc.delivery.destinations.aws_client import FAILURES, is_missing, meaning
 from cdc.delivery.destinations.aws_destination import AwsDestination, answer_of
+from cdc.delivery.destinations.broker_connection import hashed_key, text_of
 from cdc.delivery.destinations.contract import DeliveryIdentity, Event
 from cdc.delivery.destinations.event_json import line_encoder
 from cdc.delivery.destinations.keyed_requests import RequestAnswer, RequestEntry
@@ -78,11 +78,8 @@ def partition_key(event: Event) -> str:
     """Return the partition key: the key of the event, hashed if it is no text of 1 to 256 characters."""
     if event.key is None:
         return event.id
-    try:
-        text = event.key.decode()
-    except UnicodeDecodeError:
-        text = ""
-    return text if 0 < len(text) <= _LONGEST_KEY else f"sha256:{sha256(event.key).hexdigest()}"
+    text = text_of(event.key)
+    return text if text and len(text) <= _LONGEST_KEY else hashed_key(event.key)
 
 
 def escaped_stream(topic: str) -> str:

@@ -21,7 +21,6 @@ import os
 import re
 from base64 import b64encode
 from collections.abc import Collection, Mapping, Sequence
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, ClassVar, Final
 from urllib.parse import urlsplit
@@ -37,7 +36,17 @@ from google.pubsub_v1.services.publisher.transports import PublisherGrpcTranspor
 
 from cdc import failpoint
 from cdc.config.destinations import LOCAL_HOSTS, PubsubDelivery
-from cdc.delivery.destinations.broker_connection import KEY_HEADER, TOMBSTONE_HEADER, escape
+from cdc.delivery.destinations.broker_connection import (
+    HASHED,
+    HEADERS_HEADER,
+    KEY_BASE64_HEADER,
+    KEY_HEADER,
+    TOMBSTONE_HEADER,
+    TOPIC_HEADER,
+    escape,
+    hashed_key,
+    text_of,
+)
 from cdc.delivery.destinations.contract import (
     ID_HEADER,
     POSITION_HEADER,
@@ -61,11 +70,6 @@ from cdc.errors import (
     TopicMissing,
 )
 
-TOPIC: Final = "cdc.topic"
-KEY_BASE64: Final = "cdc.key_base64"
-"""Attribute with a key that is no text."""
-HEADERS: Final = "cdc.headers"
-"""Attribute with the headers that can be no attributes: a JSON array of [name, text] or [name, base64, "base64"]."""
 EMULATOR: Final = "PUBSUB_EMULATOR_HOST"
 """Environment variable of Google's tools: host and port of an emulator, without TLS."""
 LARGEST: Final = 10_000_000 - 400
@@ -75,7 +79,6 @@ _ATTRIBUTES: Final = 100
 _LONGEST_NAME: Final = 256
 _LONGEST_VALUE: Final = 1024
 """Bytes of the value of an attribute, and of an ordering key."""
-_HASHED: Final = "sha256:"
 _NO_TOPIC: Final = "cdc.check"
 """Topic that a check without topics looks for; it need not exist."""
 _TOPIC_NAME: Final = re.compile(r"(?!goog)[A-Za-z][A-Za-z0-9_.~+%-]{2,254}\Z")
@@ -238,8 +241,8 @@ def ordering_key(key: bytes | None, number: int | None = None) -> str:
         return ""
     if number is not None:
         return str(crc32(key) % number)
-    text = _text(key)
-    return text if text and not text.startswith(_HASHED) else f"{_HASHED}{sha256(key).hexdigest()}"
+    text = text_of(key)
+    return text if text and not text.startswith(HASHED) else hashed_key(key)
 
 
 def attributes_of(event: Event) -> dict[str, str]:
@@ -248,15 +251,15 @@ def attributes_of(event: Event) -> dict[str, str]:
     Headers that can be no attributes are one JSON array: bytes that are not UTF-8, second ones of a name, and those
     with names that are too long, reserved by Google or used here.
     """
-    found = {ID_HEADER: event.id, TOPIC: event.topic}
+    found = {ID_HEADER: event.id, TOPIC_HEADER: event.topic}
     if event.key is not None:
-        text = _text(event.key)
-        found |= {KEY_HEADER: text} if text is not None else {KEY_BASE64: b64encode(event.key).decode()}
+        text = text_of(event.key)
+        found |= {KEY_HEADER: text} if text is not None else {KEY_BASE64_HEADER: b64encode(event.key).decode()}
     if event.value is None:
         found[TOMBSTONE_HEADER] = "true"
     others: list[tuple[str, bytes]] = []
     for name, value in sorted(event.headers, key=_comes_later):
-        text = _text(value)
+        text = text_of(value)
         if name == ID_HEADER and text == event.id:
             continue
         if text is None or name in found or not _is_attribute(name) or len(found) >= _ATTRIBUTES - 1:
@@ -264,7 +267,7 @@ def attributes_of(event: Event) -> dict[str, str]:
         else:
             found[name] = text
     if others:
-        found[HEADERS] = header_list(tuple(others))
+        found[HEADERS_HEADER] = header_list(tuple(others))
     return found
 
 
@@ -274,15 +277,8 @@ def _comes_later(header: tuple[str, bytes]) -> bool:
 
 
 def _is_attribute(name: str) -> bool:
-    own = KEY_HEADER, KEY_BASE64, TOMBSTONE_HEADER, HEADERS
+    own = KEY_HEADER, KEY_BASE64_HEADER, TOMBSTONE_HEADER, HEADERS_HEADER
     return bool(name) and name not in own and not name.startswith("goog") and len(name.encode()) <= _LONGEST_NAME
-
-
-def _text(content: bytes) -> str | None:
-    try:
-        return content.decode()
-    except UnicodeDecodeError:
-        return None
 
 
 def _refusal(entry: RequestEntry) -> CdcError | None:
