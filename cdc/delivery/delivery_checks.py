@@ -34,16 +34,18 @@ _NO_LOG: Final = "0" * 32
 
 def delivery_problems(definition: Definition, tables: Sequence[TableSchema]) -> list[PreflightProblem]:
     """Return the problems of every delivery; those that only may be mistakes are not fatal. tables: captured ones."""
-    prefixes = _logged_prefixes(definition)
+    log_id, prefixes = _logged(definition)
     with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="deliveries") as pool:
-        found = pool.map(lambda one: list(_problems(definition, one, tables, prefixes)), definition.deliveries)
+        found = pool.map(
+            lambda one: list(_problems(definition, one, tables, (log_id, prefixes))), definition.deliveries
+        )
         return [problem for problems in found for problem in problems]
 
 
 def _problems(
-    definition: Definition, settings: Delivery, tables: Sequence[TableSchema], prefixes: set[str] | None
+    definition: Definition, settings: Delivery, tables: Sequence[TableSchema], logged: tuple[str, set[str] | None]
 ) -> Iterator[PreflightProblem]:
-    subject = f"delivery {settings.name}"
+    subject, (log_id, prefixes) = f"delivery {settings.name}", logged
     topics: set[str] = set()
     for schema in tables:
         try:
@@ -57,7 +59,7 @@ def _problems(
         if "{prefix}" not in rule.topic or not set("*?[") & set(rule.prefix)
     }
     try:
-        destination = new_destination(settings, DeliveryIdentity(definition.name, settings.name, _log_id(definition)))
+        destination = new_destination(settings, DeliveryIdentity(definition.name, settings.name, log_id))
         if isinstance(destination, ChecksAccess):
             destination.check(topics)
     except CdcError as exc:
@@ -110,13 +112,22 @@ def _unmatched_messages(settings: Delivery, prefixes: set[str] | None) -> Iterat
             yield f"'messages': no recent message of the log has a prefix that matches {rule.prefix!r}"
 
 
-def _logged_prefixes(definition: Definition) -> set[str] | None:
-    """Return the prefixes of the newest messages of the log; None if no delivery sends messages or there is no log."""
-    if not any(one.messages for one in definition.deliveries):
-        return None
-    found: set[str] = set()
+def _logged(definition: Definition) -> tuple[str, set[str] | None]:
+    """Return the id of the log, and the prefixes of its newest messages; None if no delivery sends messages.
+
+    The checks of the log report if it cannot be read. Then the id is that of no log, or the prefixes are None.
+    """
     try:
         log = LogReader(definition.log.root)
+        log_id = log.log_id
+    except LogError:
+        return _NO_LOG, None
+    return log_id, _newest_prefixes(log) if any(one.messages for one in definition.deliveries) else None
+
+
+def _newest_prefixes(log: LogReader) -> set[str] | None:
+    found: set[str] = set()
+    try:
         durable, left = log.durable or Position(0), ROWS_SEARCHED
         for file in reversed(log.files(log.oldest, durable)):
             rows = read_file(file, log.oldest, durable, MESSAGE_COLUMNS)
@@ -125,15 +136,8 @@ def _logged_prefixes(definition: Definition) -> set[str] | None:
             if left <= 0:
                 break
     except LogError:
-        return None  # reported by the checks of the log
+        return None
     return found
-
-
-def _log_id(definition: Definition) -> str:
-    try:
-        return LogReader(definition.log.root).log_id
-    except LogError:
-        return _NO_LOG
 
 
 def _problem(error: CdcError, subject: str, settings: Delivery) -> PreflightProblem:
