@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc.delivery.formats.event_rows import run_starts
 from cdc.delivery.formats.table_changes import TransactionNumbers
 from cdc.log_row import Operation
 from cdc.logical_message import message_keys
@@ -42,8 +43,8 @@ class TransactionCounter:
             codes = tables.indices.fill_null(-1).to_numpy()[counted]
             names = [*tables.dictionary.to_pylist(), None]
             by_table = np.lexsort((codes, positions))
-            firsts = _firsts(positions[by_table], codes[by_table])
-            total[counted] = _ranks(_firsts(positions), len(counted))
+            firsts = run_starts(positions[by_table], codes[by_table])
+            total[counted] = _ranks(run_starts(positions), len(counted))
             own[counted[by_table]] = _ranks(firsts, len(counted))
             self._continue(positions, total, own, (counted, [names[code] for code in codes]))
             sizes = np.diff([*firsts, len(counted)])
@@ -69,13 +70,6 @@ class TransactionCounter:
         for row, table in zip(rows[positions == positions[0]].tolist(), tables, strict=False):
             total[row] += earlier.total()
             own[row] += earlier[table]
-
-
-def _firsts(*columns: np.ndarray) -> np.ndarray:
-    """Return where a new group of equal neighbours begins."""
-    is_new = np.ones(len(columns[0]), dtype=bool)
-    is_new[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
-    return np.flatnonzero(is_new)
 
 
 def _ranks(firsts: np.ndarray, count: int) -> np.ndarray:

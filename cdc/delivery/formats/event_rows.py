@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Final
+from functools import cached_property
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -39,6 +40,17 @@ class SourceNames:
     """Id of the log, with which the ids of its events begin."""
 
 
+class RowTransactions(NamedTuple):
+    """The transactions of some log rows."""
+
+    firsts: np.ndarray
+    """Index of the first row of each transaction."""
+    numbers: np.ndarray
+    """Number of the transaction of each row."""
+    positions: list[str]
+    """Position of each transaction as text."""
+
+
 class JsonRows:
     """Log rows whose columns become texts, for the pieces of JSON objects."""
 
@@ -55,12 +67,13 @@ class JsonRows:
         """Return for each row whether it has this operation."""
         return _booleans(pc.equal(self.array("op"), operation.value))
 
-    def transactions(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the index of the first row of each transaction, and for each row the number of its transaction."""
+    @cached_property
+    def transactions(self) -> RowTransactions:
+        """The transactions of the rows, which many texts are made of."""
         positions = self.array("position").to_numpy()
-        is_first = np.ones(len(positions), dtype=bool)
-        is_first[1:] = positions[1:] != positions[:-1]
-        return np.flatnonzero(is_first), np.cumsum(is_first) - 1
+        firsts = run_starts(positions)
+        numbers = np.repeat(np.arange(len(firsts)), np.diff(np.append(firsts, len(positions))))
+        return RowTransactions(firsts, numbers, position_texts(positions[firsts].tolist()))
 
     def is_change(self) -> np.ndarray:
         """Return for each row whether it is a change; schema versions and ends of copies are none."""
@@ -80,9 +93,7 @@ class JsonRows:
 
     def positions(self) -> pa.StringArray:
         """Return the positions as text, such as `16/B374D848`."""
-        firsts, transactions = self.transactions()
-        texts = position_texts(self.array("position").to_numpy()[firsts].tolist())
-        return pa.array(texts, pa.string()).take(pa.array(transactions))
+        return pa.array(self.transactions.positions, pa.string()).take(pa.array(self.transactions.numbers))
 
     def event_ids(self, log_id: str) -> pa.StringArray:
         """Return the ids of the events: `LOG ID/POSITION/ORDINAL`."""
@@ -101,6 +112,13 @@ class JsonRows:
         """Return the commit times as `2026-01-31T12:30:00.000000Z`."""
         texts = self.array("committed_at").cast(pa.timestamp("us")).cast(pa.string())
         return pc.binary_join_element_wise(pc.binary_replace_slice(texts, 10, 11, "T"), "Z", "")
+
+
+def run_starts(*columns: np.ndarray) -> np.ndarray:
+    """Return the index of each row that differs from the one before it in one of the columns; the first row does."""
+    is_new = np.ones(len(columns[0]), dtype=bool)
+    is_new[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
+    return np.flatnonzero(is_new)
 
 
 def _each(values: pa.Array, convert: Callable[[int], str]) -> pa.StringArray:
