@@ -15,9 +15,9 @@ import pyarrow.compute as pc
 from cdc.config import Transform
 from cdc.config.deliveries import DeliveryRule, DeliverySettings
 from cdc.delivery.formats.contract import Headers
-from cdc.delivery.formats.json_arrays import concatenated
 from cdc.delivery.formats.table_changes import Image, TableChanges, table_changes
 from cdc.errors import CdcError, TransformFailed
+from cdc.json_arrays import concatenated
 from cdc.log_row import ROW_OPERATIONS, Operation
 from cdc.stores.column_mask import Mask, transformed_columns
 from cdc.table import Column, TableSchema, matches

@@ -24,8 +24,8 @@ from cdc.delivery.formats import json_values
 from cdc.delivery.formats.connect_schema import ConnectSchema, SchemaPair, optional, scalar, struct
 from cdc.delivery.formats.contract import EncodedEvents, LogicalMessages
 from cdc.delivery.formats.event_rows import JsonRows, MessageColumns, SourceNames, assemble, message_columns
-from cdc.delivery.formats.json_arrays import concatenated, listed, members, or_null, quote, quoted
 from cdc.delivery.formats.table_changes import Image, TableChanges
+from cdc.json_arrays import concatenated, listed, members, or_null, quote, quoted
 from cdc.table import Column, TableSchema
 
 _NUMBERS: Final = frozenset({21, 23, 26})

@@ -18,8 +18,8 @@ from cdc.config.deliveries import DeliverySettings
 from cdc.delivery.formats.cdc_json import cdc_change, cdc_message, exact_values
 from cdc.delivery.formats.contract import EncodedEvents, LogicalMessages
 from cdc.delivery.formats.event_rows import JsonRows, SourceNames, assemble, message_columns
-from cdc.delivery.formats.json_arrays import concatenated, quote, quoted
 from cdc.delivery.formats.table_changes import TableChanges
+from cdc.json_arrays import concatenated, quote, quoted
 
 CONTENT_TYPE: Final = ("content-type", b"application/cloudevents+json; charset=UTF-8")
 """Header of each event, as the protocol bindings of CloudEvents require it."""

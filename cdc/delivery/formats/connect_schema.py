@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final, Self
 
-from cdc.delivery.formats.json_arrays import quote
+from cdc.json_arrays import quote
 
 SCALARS: Final = frozenset({"boolean", "int16", "int32", "int64", "float", "double", "string", "bytes"})
 """Types without elements or fields, with the names that the JSON converter writes."""

@@ -30,8 +30,8 @@ from cdc.delivery.formats.event_rows import (
     assemble,
     message_columns,
 )
-from cdc.delivery.formats.json_arrays import concatenated, or_null, quote, quoted
 from cdc.delivery.formats.table_changes import TableChanges, TransactionNumbers
+from cdc.json_arrays import concatenated, or_null, quote, quoted
 from cdc.log_row import Operation
 from cdc.table import TableSchema
 

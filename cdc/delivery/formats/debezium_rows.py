@@ -13,8 +13,8 @@ from cdc.config.deliveries import DebeziumSettings
 from cdc.delivery.formats.connect_schema import ConnectSchema, key_schema, row_schema
 from cdc.delivery.formats.debezium_types import ColumnEncoding, column_encoding
 from cdc.delivery.formats.event_rows import Refusals
-from cdc.delivery.formats.json_arrays import concatenated, members, or_null
 from cdc.delivery.formats.table_changes import ImageColumn, TableChanges
+from cdc.json_arrays import concatenated, members, or_null
 from cdc.log_row import Operation
 from cdc.table import Column, TableSchema
 

@@ -21,8 +21,8 @@ from cdc.array_literal import BOX_ARRAY_OID, ELEMENT_BY_OID, TEXT_ELEMENT_BY_OID
 from cdc.config.deliveries import DebeziumSettings
 from cdc.delivery.formats import json_values, temporal_values
 from cdc.delivery.formats.connect_schema import ConnectSchema, logical, optional, scalar
-from cdc.delivery.formats.json_arrays import quote, quoted
 from cdc.delivery.formats.json_values import Convert
+from cdc.json_arrays import quote, quoted
 from cdc.table import Column
 
 UNAVAILABLE: Final = "__debezium_unavailable_value"

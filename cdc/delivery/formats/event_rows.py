@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.delivery.formats.contract import TOMBSTONE, EncodedEvents, Headers
-from cdc.delivery.formats.json_arrays import concatenated
 from cdc.errors import CdcError, EventNotEncodable
+from cdc.json_arrays import concatenated
 from cdc.log_row import Operation
 from cdc.logical_message import message_keys
 from cdc.position import LSN_BITS, position_texts

@@ -20,8 +20,8 @@ from cdc.delivery.formats.contract import EncodedEvents, LogicalMessages
 from cdc.delivery.formats.debezium import Clock, DebeziumFormat, has_old_key, key_change_headers, operations
 from cdc.delivery.formats.debezium_rows import NO_SCHEMA, DebeziumTable, schema_frame
 from cdc.delivery.formats.event_rows import JsonRows, Refusals, SourceNames, assemble
-from cdc.delivery.formats.json_arrays import concatenated
 from cdc.delivery.formats.table_changes import TableChanges
+from cdc.json_arrays import concatenated
 from cdc.log_row import Operation
 from cdc.table import TableSchema
 

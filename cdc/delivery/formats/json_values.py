@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.array_literal import parse_array
-from cdc.delivery.formats.json_arrays import concatenated, contains_only, each_distinct, or_null, quote, quoted
+from cdc.json_arrays import concatenated, contains_only, each_distinct, or_null, quote, quoted
 
 Convert = Callable[[pa.StringArray], pa.StringArray]
 """Conversion of texts to JSON values."""

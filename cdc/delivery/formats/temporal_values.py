@@ -17,7 +17,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.delivery.formats.json_arrays import concatenated, each_distinct
+from cdc.json_arrays import concatenated, each_distinct
 
 _INFINITIES: Final = ("infinity", "-infinity")
 _DATE: Final = re.compile(r"(\d{4,})-(\d\d)-(\d\d)( BC)?", re.ASCII)

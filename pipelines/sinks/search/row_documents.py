@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from binascii import b2a_base64
 from collections.abc import Iterable, Iterator, Mapping
-from functools import lru_cache
-from json.encoder import encode_basestring  # type: ignore[attr-defined] # written in C, and missing in the stubs
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.stores.search_index_reader import NULL, TERM_BYTES, IndexedColumn, id_of_key
+from cdc.json_arrays import concatenated, or_null, quote, quoted, text_bytes
+from cdc.stores.search_index_reader import TERM_BYTES, IndexedColumn, id_of_key
 
 ROWS_AT_ONCE: Final = 4_096
 """Maximum rows that are converted together."""
@@ -54,11 +53,11 @@ class RowDocuments:
 
     def __init__(self, topic: str, relation: int, columns: Mapping[int, IndexedColumn]) -> None:
         self._relation = relation
-        self._table = f', "_relation": {relation}, "_topic": {encode_basestring(topic)}, "_key": "'
+        self._table = f', "_relation": {relation}, "_topic": {quote(topic)}, "_key": "'
         self._members = [f'{", " if place else ""}"{number}": ' for place, number in enumerate(columns)]
         # tantivy parses a text that begins like an RFC 3339 time, and panics if the time is out of its range
         self._names = {
-            place: f'{_COMMA}{encode_basestring(column.name)}: " '
+            place: f'{_COMMA}{quote(column.name)}: " '
             for place, column in enumerate(columns.values())
             if column.searched
         }
@@ -70,38 +69,27 @@ class RowDocuments:
         may show them.
         """
         keys, positions, ordinals, *texts = (column.chunk(0) for column in rows.columns)
-        quoted, key_texts = [_quote(column) for column in texts], _key_texts(keys)
+        values, key_texts = [quoted(column.cast(_TEXT)) for column in texts], _key_texts(keys)
         ids = self._ids(key_texts)
-        searched = [pc.binary_replace_slice(quoted[place], 0, 0, _COMMA) for place in self._names]
-        fields = [pc.binary_replace_slice(quoted[place], 0, 1, name) for place, name in self._names.items()]
+        searched = [pc.binary_replace_slice(values[place], 0, 0, _COMMA) for place in self._names]
+        fields = [pc.binary_replace_slice(values[place], 0, 1, name) for place, name in self._names.items()]
         start = ['{"_id": "', _escape_ids(ids), '"', self._table, _encode_base64(key_texts)]
         place = ['", "_position": ', positions.cast(_TEXT), ', "_ordinal": ', ordinals.cast(_TEXT)]
         words = ['", "_text": [', *_list(searched), '], "_fields": {', *_list(fields), "}}"]
-        images = self._images(quoted) if quoted else pa.repeat(_scalar("{}"), len(ids))
-        documents = _join(*start, *place, ', "_image": "', _encode_base64(images), *words)
+        images = self._images(values) if values else pa.repeat(pa.scalar("{}", _TEXT), len(ids))
+        documents = concatenated([*start, *place, ', "_image": "', _encode_base64(images), *words])
         return ids.to_pylist(), documents.to_pylist()
 
-    def _images(self, quoted: list[pa.Array]) -> pa.Array:
-        values = [pc.fill_null(column, _scalar(NULL)) if column.null_count else column for column in quoted]
-        members = [part for member in zip(self._members, values, strict=True) for part in member]
-        return _join("{", *members, "}")
+    def _images(self, values: list[pa.Array]) -> pa.Array:
+        members = [part for member in zip(self._members, map(or_null, values), strict=True) for part in member]
+        return concatenated(["{", *members, "}"])
 
     def _ids(self, key_texts: pa.Array) -> pa.Array:
         """Return the `_id` of each document. key_texts: the keys of the rows, as `key_json` returns them."""
-        ids = _join(f"{self._relation}\0", key_texts)
+        ids = concatenated([f"{self._relation}\0", key_texts])
         if pc.max(pc.binary_length(ids)).as_py() <= TERM_BYTES:
             return ids
         return pa.array([id_of_key(self._relation, key) for key in key_texts.to_pylist()], _TEXT)
-
-
-def _join(*parts: pa.Array | str) -> pa.Array:
-    """Join the texts of each row; a part that is one text is the same in all rows."""
-    return pc.binary_join_element_wise(*(_scalar(p) if isinstance(p, str) else p for p in parts), _scalar(""))
-
-
-@lru_cache(maxsize=4_096)
-def _scalar(text: str) -> pa.Scalar:
-    return pa.scalar(text, _TEXT)
 
 
 def _list(columns: list[pa.Array]) -> list[pa.Array]:
@@ -109,31 +97,15 @@ def _list(columns: list[pa.Array]) -> list[pa.Array]:
     if not columns:
         return []
     # Arrow's own way to skip nulls drops a row that has only nulls (pyarrow 26)
-    with_comma = _join(*(pc.fill_null(column, _scalar("")) for column in columns))
+    with_comma = concatenated([pc.fill_null(column, "") for column in columns])
     return [pc.binary_replace_slice(with_comma, 0, len(_COMMA), "")]
-
-
-def _quote(texts: pa.Array) -> pa.Array:
-    """Return each text as JSON; null stays null."""
-    texts = texts.cast(_TEXT)
-    used = _text_bytes(texts)
-    if ((used < ord(" ")) | (used == ord('"')) | (used == ord("\\"))).any():
-        return pa.array([None if text is None else encode_basestring(text) for text in texts.to_pylist()], _TEXT)
-    return _join('"', texts, '"')
-
-
-def _text_bytes(texts: pa.Array) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Return the bytes of all texts of an array, one after the other."""
-    _, ends, content = texts.buffers()
-    offsets = np.frombuffer(ends, np.int64, len(texts) + 1, texts.offset * np.dtype(np.int64).itemsize)
-    return np.frombuffer(content or b"", np.uint8)[offsets[0] : offsets[-1]]
 
 
 def _key_texts(keys: pa.Array) -> pa.Array:
     """Return each key as `key_json` does."""
     offsets = pc.subtract(keys.offsets, keys.offsets[0])
-    lists = pa.ListArray.from_arrays(offsets, pc.fill_null(_quote(keys.flatten()), NULL))
-    return _join("[", pc.binary_join(lists, _scalar(_COMMA)), "]")
+    lists = pa.ListArray.from_arrays(offsets, or_null(quoted(keys.flatten().cast(_TEXT))))
+    return concatenated(["[", pc.binary_join(lists, pa.scalar(_COMMA, _TEXT)), "]"])
 
 
 def _escape_ids(ids: pa.Array) -> pa.Array:
@@ -148,7 +120,7 @@ def _encode_base64(texts: pa.Array) -> pa.Array:
     rests = pc.binary_length(texts).to_numpy() % 3
     padded = pc.binary_join_element_wise(texts.cast(_BYTES), _PADDING.take(pa.array(rests)), pa.scalar(b"", _BYTES))
     # all texts at once, because the length of each is a multiple of 3 now
-    encoded = np.frombuffer(bytearray(b2a_base64(_text_bytes(padded).data, newline=False)), np.uint8)
+    encoded = np.frombuffer(bytearray(b2a_base64(text_bytes(padded).data, newline=False)), np.uint8)
     offsets = np.frombuffer(padded.buffers()[1], np.int64, len(padded) + 1) // 3 * 4
     ends = offsets[1:]
     encoded[ends[rests > 0] - 1] = ord("=")

@@ -7,7 +7,7 @@ import numpy as np
 from cdc.config.deliveries import DebeziumSettings
 from cdc.delivery.formats.debezium_rows import DebeziumTable
 from cdc.delivery.formats.event_rows import Refusals
-from cdc.delivery.formats.json_arrays import concatenated
+from cdc.json_arrays import concatenated
 from tests.delivery.formats.changes import ID, TOPIC, changes_of, column, log_row, schema_with
 
 PLAIN = DebeziumSettings(schemas=False)

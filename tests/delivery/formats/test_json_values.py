@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.delivery.formats.json_arrays import quoted
 from cdc.delivery.formats.json_values import (
     arrays,
     decimals,
@@ -22,6 +21,7 @@ from cdc.delivery.formats.json_values import (
     variable_decimals,
     vectors,
 )
+from cdc.json_arrays import quoted
 
 
 def _texts(*texts: str | None) -> pa.StringArray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from json.encoder import encode_basestring  # type: ignore[attr-defined] # written in C, and missing in the stubs
 from typing import Final
 
@@ -13,13 +14,8 @@ import pyarrow.compute as pc
 MAX_STRING_BYTES: Final = (1 << 31) - 1
 """Number of bytes of all texts of a StringArray, at most."""
 NULL: Final = pa.scalar("null")
-_EMPTY: Final = pa.scalar("")
-
 _FIRST_PRINTABLE: Final = 0x20
-_ESCAPED: Final = np.zeros(256, dtype=bool)
-"""True for each byte of UTF-8 text that JSON escapes."""
-_ESCAPED[:_FIRST_PRINTABLE] = True
-_ESCAPED[[0x22, 0x5C]] = True
+_LARGE: Final = pa.large_string()
 
 
 def quote(text: str) -> str:
@@ -29,9 +25,9 @@ def quote(text: str) -> str:
 
 
 def quoted(texts: pa.StringArray) -> pa.StringArray:
-    """Return texts as JSON strings; null stays null."""
+    """Return texts as JSON strings, of the same type; null stays null."""
     if has_control_characters(texts):
-        return pa.array([None if text is None else encode_basestring(text) for text in texts.to_pylist()], pa.string())
+        return pa.array([None if text is None else encode_basestring(text) for text in texts.to_pylist()], texts.type)
     if needs_escape(texts):
         texts = pc.replace_substring(pc.replace_substring(texts, "\\", "\\\\"), '"', '\\"')
     return concatenated(['"', texts, '"'])
@@ -39,12 +35,13 @@ def quoted(texts: pa.StringArray) -> pa.StringArray:
 
 def needs_escape(texts: pa.StringArray) -> bool:
     """Return whether any of the texts contains a character that JSON escapes."""
-    return bool(_ESCAPED[_content(texts)].any())
+    content = text_bytes(texts)
+    return bool(((content < _FIRST_PRINTABLE) | (content == ord('"')) | (content == ord("\\"))).any())
 
 
 def has_control_characters(texts: pa.StringArray) -> bool:
     """Return whether any of the texts contains a character that JSON escapes by a letter or a number."""
-    content = _content(texts)
+    content = text_bytes(texts)
     return bool(len(content) and content.min() < _FIRST_PRINTABLE)
 
 
@@ -52,7 +49,7 @@ def contains_only(texts: pa.StringArray, characters: frozenset[int]) -> bool:
     """Return whether all texts consist of these ASCII characters."""
     allowed = np.zeros(256, dtype=bool)
     allowed[list(characters)] = True
-    return bool(allowed[_content(texts)].all())
+    return bool(allowed[text_bytes(texts)].all())
 
 
 def each_distinct(texts: pa.StringArray, convert: Callable[[str], str | None]) -> pa.StringArray:
@@ -84,24 +81,18 @@ def concatenated(pieces: Sequence[pa.Array | str], limit: int = MAX_STRING_BYTES
     The result is null where one of the arrays is null; it is a LargeStringArray if it has more bytes than the limit.
     Neighbouring constant texts cost nothing.
     """
-    merged: list[pa.Array | pa.Scalar] = []
-    constant = ""
+    merged: list[pa.Array | str] = []
     for piece in pieces:
-        if isinstance(piece, str):
-            constant += piece
-            continue
-        if constant:
-            merged.append(pa.scalar(constant))
-            constant = ""
-        merged.append(piece)
-    if constant:
-        merged.append(pa.scalar(constant))
-    count = max((len(piece) for piece in merged if isinstance(piece, pa.Array)), default=1)
-    is_large = any(pa.types.is_large_string(piece.type) for piece in merged)
-    if is_large or sum(_bytes_of(piece, count) for piece in merged) > limit:
-        merged = [piece.cast(pa.large_string()) for piece in merged]
-        return pc.binary_join_element_wise(*merged, pa.scalar("", pa.large_string()))
-    return pc.binary_join_element_wise(*merged, _EMPTY)
+        if isinstance(piece, str) and merged and isinstance(merged[-1], str):
+            merged[-1] += piece
+        else:
+            merged.append(piece)
+    arrays = [piece for piece in merged if isinstance(piece, pa.Array)]
+    count = len(arrays[0]) if arrays else 1
+    is_large = any(array.type == _LARGE for array in arrays) or sum(_bytes_of(piece, count) for piece in merged) > limit
+    text_type = _LARGE if is_large else pa.string()
+    typed = [_scalar(piece, text_type) if isinstance(piece, str) else piece.cast(text_type) for piece in merged]
+    return pc.binary_join_element_wise(*typed, _scalar("", text_type))
 
 
 def listed(values: Sequence[pa.StringArray]) -> pa.StringArray:
@@ -124,16 +115,8 @@ def numbers(values: pa.Array) -> pa.StringArray:
     return values.cast(pa.string())
 
 
-def _bytes_of(piece: pa.Array | pa.Scalar, count: int) -> int:
-    """Return the number of bytes of an array of texts, or of `count` times a constant text."""
-    if isinstance(piece, pa.Scalar):
-        return len(piece.as_buffer()) * count
-    first, last = _bounds(piece)
-    return last - first
-
-
-def _content(texts: pa.StringArray) -> np.ndarray:
-    """Return the bytes of all texts, one after the other."""
+def text_bytes(texts: pa.StringArray) -> np.ndarray:
+    """Return the bytes of all texts, or of an array of bytes, one after the other."""
     content = texts.buffers()[2]
     if content is None:
         return np.empty(0, dtype=np.uint8)
@@ -141,9 +124,22 @@ def _content(texts: pa.StringArray) -> np.ndarray:
     return np.frombuffer(content, dtype=np.uint8)[first:last]
 
 
+@lru_cache(maxsize=256)
+def _scalar(text: str, text_type: pa.DataType) -> pa.Scalar:
+    return pa.scalar(text, text_type)
+
+
+def _bytes_of(piece: pa.Array | str, count: int) -> int:
+    """Return the number of bytes of an array of texts, or of `count` times a constant text."""
+    if isinstance(piece, str):
+        return len(piece.encode()) * count
+    first, last = _bounds(piece)
+    return last - first
+
+
 def _bounds(texts: pa.StringArray) -> tuple[int, int]:
     if not len(texts):
         return 0, 0
-    width = np.int64 if pa.types.is_large_string(texts.type) else np.int32
+    width = np.int64 if texts.type in {pa.large_string(), pa.large_binary()} else np.int32
     offsets = np.frombuffer(texts.buffers()[1], dtype=width)
     return int(offsets[texts.offset]), int(offsets[texts.offset + len(texts)])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.delivery.formats.json_arrays import (
+from cdc.json_arrays import (
     concatenated,
     contains_only,
     each_distinct,
