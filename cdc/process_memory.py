@@ -1,4 +1,4 @@
-"""Memory of a process that runs for long: how it is allocated and collected, and a library that it can do without."""
+"""Memory of a long-running process: how it is allocated and freed, and how pandas is kept out of it."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def use_system_allocators(arenas: int | None = None) -> None:
 
 
 class _WithoutPandas(MetaPathFinder):
-    """Makes Python report that pandas is not installed."""
+    """Makes each import of pandas fail."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
         del path, target
         if fullname == "pandas":
-            raise ModuleNotFoundError("this process does without pandas", name=fullname)
+            raise ModuleNotFoundError("this process does not load pandas", name=fullname)
 
 
 _WITHOUT_PANDAS: Final = _WithoutPandas()

@@ -127,8 +127,15 @@ class DeliveryLoop:
         if request is not None and request == self._progress.rewind:
             return
         parked = self._progress.parked if self._progress.log_id == self._log.log_id else {}
-        progress = replace(self._progress, log_id=self._log.log_id, position=position, bootstrap=None, parked=parked)
-        self._window, self._progress = None, self._committed(replace(progress, rewind=request))
+        progress = replace(
+            self._progress,
+            log_id=self._log.log_id,
+            position=position,
+            bootstrap=None,
+            parked=parked,
+            rewind=request,
+        )
+        self._window, self._progress = None, self._committed(progress)
         self._figures.record_opened(self._progress)
 
     def close(self) -> None:

@@ -29,8 +29,6 @@ _SCHEMA: Final = Operation.SCHEMA.value
 
 Schemas = dict[int, TableSchema]
 """Relation → schema in force; the encoder adopts the `s` rows that it passes."""
-
-
 Numbering = Callable[[pa.Table, np.ndarray], tuple[TransactionNumbers, np.ndarray]]
 """Function that numbers the rows that have an event; see TransactionCounter.number."""
 

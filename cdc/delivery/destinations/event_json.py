@@ -26,7 +26,7 @@ def line_encoder(settings: DeliverySettings) -> Callable[[Event], bytes]:
 
 
 def _line(event: Event, *, is_ours: bool) -> bytes:
-    """is_ours: whether formats have made all key and values, so that an object need not be parsed to be valid JSON."""
+    """is_ours: whether formats have made all keys and values, so that what looks like a JSON object is one."""
     headers = {name: _text(value) for name, value in event.headers}
     head = f'{{"id": {_encode(event.id)}, "topic": {_encode(event.topic)}, "key": '.encode()
     tail = f', "headers": {_encode(headers)}}}\n'.encode()

@@ -70,7 +70,7 @@ LOGGED_EVERY: Final = 60.0
 
 
 class RareLines(logging.Filter):
-    """Omits log lines that repeat: a client without a broker writes the same one four times a second, for hours.
+    """Leaves out log lines that repeat: a client without a broker writes the same line four times a second.
 
     The client writes `WORD [client] [thrd:broker]: text`.
     """

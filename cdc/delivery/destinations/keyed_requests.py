@@ -134,7 +134,10 @@ class KeyedRequests:
         return failed
 
     def _post_unless(self, halted: Signal, request: Sequence[RequestEntry]) -> RequestAnswer | None:
-        """Send a request; None if one of the round has failed, as each of thousands might wait for the time limit."""
+        """Send a request, and return its answer; None, without sending, if another one of the round has failed.
+
+        A service that does not answer then costs one timeout, and not one for each of thousands of requests.
+        """
         if halted.is_set():
             return None
         try:

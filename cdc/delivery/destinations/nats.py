@@ -156,7 +156,7 @@ class _JetStreamConnection:
         try:
             self._wait(self._find_streams(subjects))
         except (APIError, nats.errors.Error, OSError, TimeoutError) as exc:
-            if "ermissions" not in str(self._failure):  # a user that may only publish cannot see streams
+            if "permissions" not in str(self._failure).lower():  # a user that may only publish cannot see streams
                 raise self._error(self._failure or exc) from exc
 
     def publish(self, events: Sequence[Event]) -> Sequence[int]:
@@ -247,8 +247,12 @@ class _JetStreamConnection:
                 found = await streams.find_stream_name_by_subject(subject)
             except NotFoundError:
                 found = None
-            if found is None or found != (self._settings.stream or found):
-                raise TopicMissing(f"no stream has the subject {subject!r}, or another than the delivery names")
+            if found is None:
+                raise TopicMissing(f"no stream has the subject {subject!r}")
+            if found != (self._settings.stream or found):
+                raise TopicMissing(
+                    f"stream {found!r} has the subject {subject!r}, but the delivery names another stream"
+                )
 
     async def _publish_all(self, events: Sequence[tuple[int, Event]]) -> None:
         try:

@@ -272,7 +272,7 @@ def attributes_of(event: Event) -> dict[str, str]:
 
 
 def _comes_later(header: tuple[str, bytes]) -> bool:
-    """Whether others have precedence, if there are too many headers for the attributes."""
+    """Return whether other headers come first, for the case that there are too many for the attributes."""
     return header[0] not in {POSITION_HEADER, XID_HEADER}
 
 
