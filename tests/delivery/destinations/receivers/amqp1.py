@@ -68,17 +68,21 @@ class QueueContent:
 
 
 def _messages(connection: BlockingConnection, queue: str) -> Iterator[Any]:
-    """Remove what the queue has; the broker says when that is everything."""
-    receiver = connection.create_receiver(queue, credit=0)
+    """Remove what the queue has; the broker says when that is everything.
+
+    Each drain has a link of its own: Artemis may ignore a second drain of a link that comes while a thread of the
+    broker still ends the first one, and would never answer it.
+    """
     is_empty = False
     while not is_empty:
+        receiver = connection.create_receiver(queue, credit=0)
         receiver.link.drain(_CREDIT)
-        connection.wait(lambda: not receiver.link.draining(), msg=f"reading {queue!r} to its end")
+        connection.wait(lambda link=receiver.link: not link.draining(), msg=f"reading {queue!r} to its end")
         is_empty = not receiver.fetcher.has_message
         while receiver.fetcher.has_message:
             yield receiver.fetcher.pop()
             receiver.accept()
-    receiver.close()
+        receiver.close()
 
 
 def received(message: Any) -> Received:
