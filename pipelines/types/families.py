@@ -32,6 +32,7 @@ import pyarrow.compute as pc
 
 from cdc.array_literal import BOX_ARRAY_OID, ELEMENT_BY_OID, TEXT_ELEMENT_BY_OID, parse_array
 from cdc.table import Column
+from pipelines.types.postgres_text import to_postgres_text
 
 
 class TypePolicy(StrEnum):
@@ -281,8 +282,6 @@ def _element_of(column: Column, oid: int, typmod: int) -> Family | None:
 ArrayConversion = Callable[[pa.Array], pa.Array]
 
 _DIGITS: Final = {pa.int16(): 5, pa.int32(): 10, pa.int64(): 19}
-_QUOTED: Final = r'\A\z|(?i)\Anull\z|[{},"\\\s\x0b]'
-"""Pattern of array elements that Postgres quotes: empty texts, the word NULL, and texts with special characters."""
 
 
 def widening(before: pa.DataType, after: pa.DataType, *, recast: bool) -> ArrayConversion | None:
@@ -302,25 +301,6 @@ def widening(before: pa.DataType, after: pa.DataType, *, recast: bool) -> ArrayC
     return to_postgres_text if _printable(before) else None
 
 
-def to_postgres_text(values: pa.Array) -> pa.Array:
-    """Print typed values as Postgres does under the pinned session settings; floats are not supported."""
-    kind = values.type
-    if pa.types.is_boolean(kind):
-        return pc.if_else(values, "t", "f")
-    if pa.types.is_decimal(kind):
-        # Arrow prints 1E-10, Postgres never does
-        return pa.array([None if value is None else format(value, "f") for value in values.to_pylist()], pa.string())
-    if pa.types.is_timestamp(kind):
-        texts = pc.strftime(values.cast(pa.timestamp("us")), format="%Y-%m-%d %H:%M:%S")
-        shortest = pc.utf8_rtrim(pc.utf8_rtrim(texts, "0"), ".")
-        return pc.binary_join_element_wise(shortest, "+00" if kind.tz else "", "")
-    if pa.types.is_binary(kind):
-        return pa.array([None if value is None else "\\x" + value.hex() for value in values.to_pylist()], pa.string())
-    if pa.types.is_list(kind):
-        return _to_array_literals(values)
-    return values.cast(pa.string())
-
-
 def _widens(before: pa.DataType, after: pa.DataType) -> bool:
     if pa.types.is_integer(before) and pa.types.is_integer(after):
         return bool(before.bit_width <= after.bit_width)
@@ -334,15 +314,3 @@ def _widens(before: pa.DataType, after: pa.DataType) -> bool:
 
 def _printable(kind: pa.DataType) -> bool:
     return not pa.types.is_floating(kind.value_type if pa.types.is_list(kind) else kind)
-
-
-def _to_array_literals(lists: pa.Array) -> pa.Array:
-    texts = to_postgres_text(lists.flatten())
-    escaped = pc.replace_substring_regex(texts, r'(["\\])', r"\\\1")
-    quoted = pc.binary_join_element_wise('"', escaped, '"', "")
-    spelled = pc.fill_null(pc.if_else(pc.match_substring_regex(texts, _QUOTED), quoted, texts), "NULL")
-    lengths = pc.fill_null(pc.list_value_length(lists), 0)
-    ends = pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(lengths).cast(pa.int32())])
-    joined = pc.binary_join(pa.ListArray.from_arrays(ends, spelled), ",")
-    texts = pc.binary_join_element_wise("{", joined, "}", "")
-    return pc.if_else(lists.is_valid(), texts, None)

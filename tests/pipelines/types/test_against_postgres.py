@@ -20,7 +20,8 @@ from cdc.postgres.connection import connect
 from cdc.postgres.copy_in_snapshot import copy_table
 from cdc.postgres.tables import match_tables, read_schema
 from cdc.table import Column, TableSchema
-from pipelines.types.families import TEXT, TypePolicy, family_of, to_postgres_text, widening
+from pipelines.types.families import TEXT, TypePolicy, family_of, widening
+from pipelines.types.postgres_text import to_postgres_text
 from pipelines.types.typed_rows import text_columns
 from tests.fixtures.postgres import run_sql
 from tests.postgres.samples import SAMPLES

@@ -8,7 +8,8 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
-from pipelines.types.families import to_postgres_text, widening
+from pipelines.types.families import widening
+from pipelines.types.postgres_text import to_postgres_text
 
 NUMBERS = pa.list_(pa.field("element", pa.int32()))
 
