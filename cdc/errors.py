@@ -7,6 +7,7 @@
     │   ├── MalformedLsn
     │   ├── MalformedPosition
     │   ├── MalformedDsn
+    │   ├── ViewColumnRefused       a result column of a view cannot be a column of the log
     │   └── StateConflict           conflicts with a running or finished job
     ├── SourceError           CDC-2xxx           the source database
     │   ├── SourceUnreachable       exit 3, retried
@@ -267,6 +268,13 @@ class StateConflict(ConfigError):
 
     code = "CDC-1006"
     remedy = "run 'cdc backfill ls -c FILE', then wait for the conflicting job or cancel it"
+
+
+class ViewColumnRefused(ConfigError):
+    """A result column of a view has a type for which the log has no type of Postgres, or an ambiguous name."""
+
+    code = "CDC-1007"
+    remedy = "cast the column in the SQL of the view, for example to string, or leave it out"
 
 
 class SourceError(CdcError):

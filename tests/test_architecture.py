@@ -67,6 +67,7 @@ LAYERS = (
     ("pipelines.sinks.search", "search targets"),
     ("pipelines.sinks.search_server", "search targets on a server"),
     ("pipelines.dead_letters", "rows that a target refuses"),
+    ("pipelines.views", "streams derived by SQL"),
     ("pipelines", "the apply process"),
     ("pipelines.replaying", "a target from the log alone"),
     ("pipelines.verification", "target = source"),

@@ -1,0 +1,1 @@
+"""Views: streams that SQL derives from captured tables."""
