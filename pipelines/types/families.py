@@ -15,8 +15,8 @@ README.md has the complete table of types.
   the Postgres manual says how elements are quoted.
 
 `widening` converts an array to another type that represents every value of the first type exactly. The other type is a
-wider number of the same kind, or text as Postgres prints it. Floats are not converted to text, because only Postgres
-knows their shortest text. Text is not converted to other types, because a value may not fit.
+wider number of the same kind, or text as Postgres prints it. Text is not converted to other types, because a value may
+not fit.
 """
 
 from __future__ import annotations
@@ -298,7 +298,7 @@ def widening(before: pa.DataType, after: pa.DataType, *, recast: bool) -> ArrayC
         # a cast from other types may differ from the printed text (boolean: `true`, not `t`) or depend on the session
         cast_prints = pa.types.is_integer(before) or pa.types.is_decimal(before) or pa.types.is_date(before)
         return to_postgres_text if cast_prints else None
-    return to_postgres_text if _printable(before) else None
+    return to_postgres_text
 
 
 def _widens(before: pa.DataType, after: pa.DataType) -> bool:
@@ -310,7 +310,3 @@ def _widens(before: pa.DataType, after: pa.DataType) -> bool:
         return False
     whole, scale = (_DIGITS[before], 0) if before in _DIGITS else (before.precision - before.scale, before.scale)
     return bool(after.scale >= scale and after.precision - after.scale >= whole)
-
-
-def _printable(kind: pa.DataType) -> bool:
-    return not pa.types.is_floating(kind.value_type if pa.types.is_list(kind) else kind)
