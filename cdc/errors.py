@@ -96,20 +96,26 @@
     ├── CheckFailed           CDC-6xxx  exit 4   a check found a problem
     │   ├── VerifyMismatch
     │   └── LogDamaged
-    └── DeliveryError         CDC-7xxx           a delivery or its destination
-        ├── DestinationUnavailable  retried
-        │   └── DestinationFull     retried: it takes no more events at present
-        ├── DestinationDenied       exit 3, retried: wrong credentials or too few privileges
-        ├── DestinationNotTrusted   exit 3, retried: the certificate of a destination is not trusted
-        ├── TopicMissing            retried: a topic, queue or stream does not exist and may not be created
-        ├── EventTooLarge           quarantine
-        ├── EventRefused            quarantine
-        ├── EventNotEncodable       quarantine: a change has no representation in the format of the delivery
-        ├── DeliveryFenced          another process sends the same delivery
-        ├── DeliveryOfAnotherLog    the stored progress belongs to another log
-        ├── EventSchemaRejected     retried: the schema registry refuses a schema
-        ├── ClientMissing           exit 3: the client library of a destination is not installed
-        ├── ProgressDamaged         the stored progress cannot be read
+    ├── DeliveryError         CDC-7xxx           a delivery or its destination
+    │   ├── DestinationUnavailable  retried
+    │   │   └── DestinationFull     retried: it takes no more events at present
+    │   ├── DestinationDenied       exit 3, retried: wrong credentials or too few privileges
+    │   ├── DestinationNotTrusted   exit 3, retried: the certificate of a destination is not trusted
+    │   ├── TopicMissing            retried: a topic, queue or stream does not exist and may not be created
+    │   ├── EventTooLarge           quarantine
+    │   ├── EventRefused            quarantine
+    │   ├── EventNotEncodable       quarantine: a change has no representation in the format of the delivery
+    │   ├── DeliveryFenced          another process sends the same delivery
+    │   ├── DeliveryOfAnotherLog    the stored progress belongs to another log
+    │   ├── EventSchemaRejected     retried: the schema registry refuses a schema
+    │   ├── ClientMissing           exit 3: the client library of a destination is not installed
+    │   └── ProgressDamaged         the stored progress cannot be read
+    └── ViewError             CDC-8xxx           a view: a stream that SQL derives from tables
+        ├── ViewSqlInvalid          exit 2: the SQL does not parse, or is not one SELECT
+        ├── ViewNotDeterministic    exit 2: the SQL calls a function such as now() or rand()
+        ├── ViewKeyUnknown          exit 2: the select list does not have a column of the key
+        ├── ViewOrderUndeclared     exit 2: the result of an aggregate depends on the order of the rows
+        └── ViewTableUnqualified    exit 2: a table is not written as schema.table
 
 Messages are lower case without a full stop. They name the failing object with ``!r`` and contain neither row
 values nor secrets. ``raise … from`` keeps the cause.
@@ -1104,6 +1110,53 @@ class DestinationFull(DestinationUnavailable):
 
     code = "CDC-7013"
     remedy = "let consumers read, or raise the limit that the message names; the delivery then continues"
+
+
+class ViewError(CdcError):
+    """Base class of errors about views."""
+
+    code = "CDC-8000"
+    remedy = "correct the view in the definition, then run 'cdc validate'"
+
+
+class ViewSqlInvalid(ViewError):
+    """The SQL of a view does not parse, or is not one SELECT."""
+
+    code = "CDC-8001"
+    exit_code = ExitCode.USAGE
+    remedy = "write one SELECT of Spark SQL, then run 'cdc validate'"
+
+
+class ViewNotDeterministic(ViewError):
+    """The SQL of a view calls a function that gives another result at another time or in another session."""
+
+    code = "CDC-8002"
+    exit_code = ExitCode.USAGE
+    remedy = "compute the value from columns; if the name is that of a column, write it as table.column"
+
+
+class ViewKeyUnknown(ViewError):
+    """The select list of a view does not have a column of the view's key."""
+
+    code = "CDC-8003"
+    exit_code = ExitCode.USAGE
+    remedy = "give an item of the select list the name of the key column with AS, or correct 'key' of the view"
+
+
+class ViewOrderUndeclared(ViewError):
+    """A view contains an aggregate whose result depends on the order of the rows, which nothing decides."""
+
+    code = "CDC-8004"
+    exit_code = ExitCode.USAGE
+    remedy = "use an aggregate that gives the same result for every order of the rows, such as min or max"
+
+
+class ViewTableUnqualified(ViewError):
+    """The SQL of a view names a table without its schema."""
+
+    code = "CDC-8005"
+    exit_code = ExitCode.USAGE
+    remedy = "write the table as schema.table"
 
 
 _RESTARTABLE: tuple[type[CdcError], ...] = (LogFenced, SinkFenced, UnknownRelation, DeliveryFenced)

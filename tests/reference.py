@@ -35,6 +35,7 @@ AREAS: Final = {
     "5": "Service",
     "6": "Findings",
     "7": "Deliveries",
+    "8": "Views",
 }
 
 

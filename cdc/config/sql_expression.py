@@ -28,7 +28,7 @@ BARE: Final = frozenset(
     }
 )
 """Names that Spark treats as a function call even without parentheses, unless a column has that name."""
-_CHANGING: Final = BARE | {
+CHANGING: Final = BARE | {
     "current_catalog",
     "current_database",
     "current_schema",
@@ -87,7 +87,7 @@ def _over_one_row(text: str) -> str:
     if not _tokens(text):
         raise invalid("expected an expression of Spark SQL")
     for start, name, called in named_in(text):
-        if called and name.lower() in _CHANGING:
+        if called and name.lower() in CHANGING:
             raise invalid("character {place}: the function is not deterministic", place=start + 1)
         if name.lower() == "select" or (called and name.lower() == "over"):
             message = (

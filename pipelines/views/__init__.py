@@ -1,1 +1,1 @@
-"""Views: streams that SQL derives from captured tables."""
+"""Views: streams that SQL derives from the tables of a Delta sink, as changes in the log of views."""

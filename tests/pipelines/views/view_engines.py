@@ -1,0 +1,85 @@
+"""DuckDB and Spark with the tables of a case, to run the SQL texts of a view."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import duckdb
+import sqlglot
+from pyspark.sql import SparkSession
+
+from pipelines.views.changed_keys import InputsAtCut
+from pipelines.views.view_query import ViewQuery
+from tests.pipelines.views.random_views import COLUMNS, Case, Row
+
+
+class Engine(Protocol):
+    def rows(self, sql: str) -> list[tuple[Any, ...]]:
+        """Return the rows of a query of Spark SQL over the tables of the case."""
+
+
+def tables(cut: str) -> dict[str, str]:
+    """Names of the tables at the cut `before` or `after`; `old` and `new` have the changed rows."""
+    return {topic: _name(topic, cut) for topic in COLUMNS}
+
+
+def affected_keys(engine: Engine, view: ViewQuery) -> set[tuple[Any, ...]]:
+    """The keys that the changes of all inputs affect."""
+    found: set[tuple[Any, ...]] = set()
+    for topic in view.inputs:
+        before = InputsAtCut(tables("before"), _name(topic, "old"))
+        found.update(engine.rows(view.affected_keys(topic, before, InputsAtCut(tables("after"), _name(topic, "new")))))
+    return found
+
+
+def differing_keys(engine: Engine, view: ViewQuery) -> set[tuple[Any, ...]]:
+    """The keys that have other rows at the cut after than before."""
+    before, after = (Counter(engine.rows(view.whole(tables(cut)))) for cut in ("before", "after"))
+    return {row[: len(view.key)] for row in (before - after) + (after - before)}
+
+
+class DuckDb:
+    def __init__(self, case: Case) -> None:
+        self._engine = duckdb.connect(config={"threads": 1})
+        for name, columns, rows in _contents(case):
+            types = ", ".join(f"{column} INTEGER" for column in columns)
+            self._engine.execute(f"CREATE TABLE {name} ({types})")
+            if rows:
+                self._engine.execute(f"INSERT INTO {name} VALUES {_values(rows)}")
+
+    def rows(self, sql: str) -> list[tuple[Any, ...]]:
+        # shared queries are inlined otherwise, and planned again for every reader
+        sql = re.sub(r"(_changed_\d+ AS) \(", r"\1 MATERIALIZED (", sql)
+        return self._engine.execute(sqlglot.transpile(sql, read="spark", write="duckdb")[0]).fetchall()
+
+
+class Spark:
+    def __init__(self, session: SparkSession, case: Case) -> None:
+        self._session = session
+        for name, columns, rows in _contents(case):
+            typed = ", ".join(f"CAST({column} AS INT)" for column in columns)
+            values = _values(rows or [(None,) * len(columns)])
+            where = "" if rows else " WHERE false"
+            query = f"SELECT {typed} FROM VALUES {values} AS t({', '.join(columns)}){where}"
+            session.sql(f"CREATE OR REPLACE TEMPORARY VIEW {name} AS {query}")
+
+    def rows(self, sql: str) -> list[tuple[Any, ...]]:
+        return [tuple(row) for row in self._session.sql(sql).collect()]
+
+
+def _contents(case: Case) -> Iterator[tuple[str, tuple[str, ...], list[Row]]]:
+    for topic, columns in COLUMNS.items():
+        old, new = case.changed(topic)
+        for cut, rows in (("before", case.before[topic]), ("after", case.after[topic]), ("old", old), ("new", new)):
+            yield _name(topic, cut), columns, rows
+
+
+def _values(rows: list[Row]) -> str:
+    return ", ".join(f"({', '.join('NULL' if value is None else str(value) for value in row)})" for row in rows)
+
+
+def _name(topic: str, cut: str) -> str:
+    return f"{topic.replace('.', '_')}_{cut}"
