@@ -216,7 +216,7 @@ def mask_problems(definition: Definition, tables: Sequence[TableSchema]) -> list
     """Return a warning for each table of which one sink shows columns that another sink masks."""
     found = []
     for schema in tables:
-        feeding = [sink for sink in definition.sinks if matches(schema.topic, sink.tables)]
+        feeding = [sink for sink in definition.sinks_of_tables if matches(schema.topic, sink.tables)]
         masked = {sink.name: masked_columns(sink, schema) for sink in feeding}
         for sink in feeding:
             for other, columns in masked.items():
@@ -356,7 +356,7 @@ def _rules(subject: CheckSubject) -> Iterator[PreflightProblem]:
             message = f"rule {rule.match!r} matches no table of the source: correct or remove the rule"
             yield PreflightProblem(PreflightFailed.code, f"tables.{index}", message, fatal=False)
     ours = [t for t in topics if matches(t, definition.patterns) and not matches(t, definition.excludes)]
-    for sink in definition.sinks:
+    for sink in definition.sinks_of_tables:
         fed = [topic for topic in ours if matches(topic, sink.tables)]
         for index, rule in enumerate(getattr(sink, "rules", ())):
             if not any(matches(topic, [rule.match]) for topic in fed):

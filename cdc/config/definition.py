@@ -33,9 +33,10 @@ from cdc.config.field_types import (
 )
 from cdc.config.object_store import Storage, log_root
 from cdc.config.secret import HIDDEN, Secret
-from cdc.config.sinks import Sink
+from cdc.config.sinks import DeltaSinkDefinition, Sink
 from cdc.config.source import Snapshot, Source
 from cdc.config.units import Bytes, Seconds
+from cdc.config.views import View
 from cdc.errors import ServiceUnprotected
 from cdc.log.bucket_files import Root
 
@@ -97,6 +98,10 @@ class Retain(Model):
     """Time for which removed files stay on disk for processes that still read them; default 1 hour."""
 
 
+LOG_OF_VIEWS: Final = "derived"
+"""Name of the directory of the log of views, in that of the change log."""
+
+
 class Log(Model):
     """The change log."""
 
@@ -113,6 +118,11 @@ class Log(Model):
     def root(self) -> Root:
         """Location of the log with the options of its object store."""
         return log_root(self.path, self.storage)
+
+    @property
+    def of_views(self) -> Root:
+        """Location of the log of views, which has the changes of the views of the pipeline."""
+        return log_root(f"{self.path}/{LOG_OF_VIEWS}", self.storage)
 
 
 class Spark(Model):
@@ -234,6 +244,8 @@ class Definition(Model):
     log: Log
     sinks: tuple[Sink, ...] = ()
     """Sinks to which the log is applied: Delta tables and search indexes."""
+    views: tuple[View, ...] = ()
+    """Streams that SQL derives from the captured tables; sinks and deliveries receive them like tables."""
     deliveries: tuple[Delivery, ...] = ()
     """Deliveries of the log's changes as events, to brokers, files and sockets."""
     spark: Spark = Spark()
@@ -249,6 +261,22 @@ class Definition(Model):
     def excludes(self) -> list[str]:
         """Globs of the tables that are not captured, from `exclude` of the definition and of each table rule."""
         return [*self.exclude, *(glob for rule in self.tables for glob in rule.exclude)]
+
+    @property
+    def sinks_of_tables(self) -> tuple[Sink, ...]:
+        """The sinks that receive captured tables, not views."""
+        return tuple(sink for sink in self.sinks if not sink.views)
+
+    @property
+    def sink_of_view_inputs(self) -> DeltaSinkDefinition | None:
+        """The Delta sink whose targets the views read; None if there is none."""
+        wanted = next((view.over for view in self.views if view.over), None)
+        found = (sink for sink in self.sinks_of_tables if isinstance(sink, DeltaSinkDefinition))
+        return next((sink for sink in found if wanted in {None, sink.name}), None)
+
+    def log_of(self, consumer: Sink | Delivery) -> Root:
+        """Return the location of the log that a sink or delivery reads: the change log, or that of views."""
+        return self.log.of_views if consumer.views else self.log.root
 
     def with_rules_of(self, other: Self) -> Self:
         """Return a copy of this definition with the table rules of another definition."""

@@ -29,6 +29,7 @@ from cdc.config.sinks import (
     settings_with_rule,
 )
 from cdc.config.transform import Transform
+from cdc.config.views import NAME_OF_VIEWS
 from cdc.config.yaml_document import Key
 from cdc.errors import CdcError, SchemaNotApplicable, TransformFailed
 from cdc.table import TableSchema, matches
@@ -81,6 +82,7 @@ def disagreements(definition: Definition) -> Iterator[Disagreement]:
     yield from _modes(definition)
     yield from _search_rules(definition)
     yield from _routes(definition)
+    yield from _views(definition)
     if not definition.catalog.url:
         yield Disagreement(("catalog",), "required key is missing: catalog.url, because the log is in an object store")
     if is_remote(definition.spark.checkpoint):
@@ -97,6 +99,8 @@ def _names(definition: Definition) -> Iterator[Disagreement]:
     for place, sink in enumerate(definition.sinks):
         if sink.name in seen:
             yield Disagreement(("sinks", place, "name"), "another sink has this name")
+        if definition.views and sink.name == NAME_OF_VIEWS:
+            yield Disagreement(("sinks", place, "name"), "the state of the views is reported under this name")
         seen.add(sink.name)
     for place, delivery in enumerate(definition.deliveries):
         if delivery.name in seen:
@@ -273,6 +277,27 @@ def _routes(definition: Definition) -> Iterator[Disagreement]:
                 yield Disagreement(key, f"the path up to its first placeholder overlaps the directory of {found}")
             elif whole and any(r.path and _overlap(r.path, rule.path) for r in sink.rules[:number]):
                 yield Disagreement(key, "overlaps the directory of another rule: every table needs its own directory")
+
+
+def _views(definition: Definition) -> Iterator[Disagreement]:
+    """Yield the conflicts of the views with each other, with the captured tables and with the sinks."""
+    for place, view in enumerate(definition.views):
+        key: Key = ("views", place)
+        if any(other.name == view.name for other in definition.views[:place]):
+            yield Disagreement((*key, "name"), "another view has this name")
+        if matches(view.name, definition.patterns) and not matches(view.name, definition.excludes):
+            yield Disagreement((*key, "name"), "a glob of 'tables' matches this name: exclude it, or choose another")
+        if len({other.over for other in definition.views[: place + 1]}) > 1:
+            yield Disagreement((*key, "over"), "all views of a pipeline must read the same sink")
+        if definition.sink_of_view_inputs is None:
+            message = "expected the name of a Delta sink of tables, whose targets the view can read"
+            yield Disagreement((*key, "over") if view.over else key, message)
+    names = [view.name for view in definition.views]
+    for kind, consumers in (("sinks", definition.sinks), ("deliveries", definition.deliveries)):
+        for place, consumer in enumerate(consumers):
+            for number, glob in enumerate(consumer.views):
+                if not any(matches(name, [glob]) for name in names):
+                    yield Disagreement((kind, place, "views", number), "no view of the definition matches this glob")
 
 
 def _schema(glob: str) -> str | None:

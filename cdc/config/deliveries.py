@@ -24,6 +24,7 @@ from cdc.config.secret import ReferencedSecret
 from cdc.config.sql_expression import Expression
 from cdc.config.transform import Transform
 from cdc.config.units import Seconds
+from cdc.config.views import with_views
 
 
 class EventFormat(StrEnum):
@@ -193,6 +194,8 @@ class DeliverySettings(Model):
     """Name of the delivery, unique among the sinks and deliveries of the pipeline."""
     tables: tuple[Glob, ...] = ("*.*",)
     """Globs over `schema.table` of the captured tables whose changes are sent; default all, `[]` none."""
+    views: tuple[Glob, ...] = ()
+    """Globs over `schema.table` of the views whose changes are sent, instead of those of tables; default none."""
     messages: tuple[MessageTopic, ...] = ()
     """Logical messages to send; the first entry that matches a prefix applies."""
     outbox: Outbox | None = None
@@ -219,6 +222,10 @@ class DeliverySettings(Model):
     """Maximum number of changes between two commits; a larger transaction is sent as a whole."""
     stop_at: Annotated[Whole, Field(ge=0, le=10_000)] = 1_000
     """Number of dead-letter keys above which the delivery stops; 0 stops it at the first refused event."""
+
+    @model_validator(mode="after")
+    def _views_or_tables(self) -> Self:
+        return with_views(self)
 
     @model_validator(mode="after")
     def _encodable(self) -> Self:

@@ -15,6 +15,7 @@ from cdc.config.field_types import Glob, Identifier, Location, Model, Name, Shar
 from cdc.config.search_server import SearchServer
 from cdc.config.transform import Transform
 from cdc.config.units import Bytes, Seconds
+from cdc.config.views import with_views
 from cdc.errors import TransformFailed
 from cdc.table import TableSchema, matches
 from cdc.target_names import target_uri
@@ -340,6 +341,8 @@ class DeltaSinkDefinition(TableSettings):
     """Directory of each target; `{schema}` and `{table}` are replaced by the names of the source table."""
     tables: Annotated[tuple[Glob, ...], Field(min_length=1)] = ("*.*",)
     """Globs over `schema.table` of the captured tables that go to this sink; default all."""
+    views: tuple[Glob, ...] = ()
+    """Globs over `schema.table` of the views that go to this sink, instead of tables; default none."""
     rules: tuple[SinkRule, ...] = ()
     """Settings for single tables. The first rule that matches a table applies; settings that the rule leaves out are
     taken from the sink."""
@@ -350,6 +353,10 @@ class DeltaSinkDefinition(TableSettings):
     Default 128 MiB; 0 means no limit."""
     cuts: CutSettings = CutSettings()
     upkeep: TargetUpkeep = TargetUpkeep()
+
+    @model_validator(mode="after")
+    def _views_or_tables(self) -> Self:
+        return with_views(self)
 
 
 class SearchSettings(Model):
@@ -392,6 +399,8 @@ class SearchSinkDefinition(SearchSettings):
     `rebuild` is only for engines with a server."""
     tables: Annotated[tuple[Glob, ...], Field(min_length=1)] = ("*.*",)
     """Globs over `schema.table` of the captured tables that go to this sink; default all."""
+    views: tuple[Glob, ...] = ()
+    """Globs over `schema.table` of the views that go to this sink, instead of tables; default none."""
     rules: tuple[SearchRule, ...] = ()
     """Settings for single tables. The first rule that matches a table applies; settings that the rule leaves out are
     taken from the sink."""
@@ -407,7 +416,7 @@ class SearchSinkDefinition(SearchSettings):
             raise invalid("engine {engine} has no key {key}", engine=self.engine, key=repr(other))
         if self.engine == "tantivy" and self.schema_changes is IndexChanges.REBUILD:
             raise invalid("'schema_changes: rebuild' requires engine opensearch or elasticsearch")
-        return self
+        return with_views(self)
 
     @property
     def location(self) -> str:

@@ -129,7 +129,7 @@ class DeliveryRunner(Thread):
         """Return a reader of the log, as soon as it exists; None if the process ends before."""
         while not self._stop_requested.is_set():
             try:
-                return LogReader(self._definition.log.root)
+                return LogReader(self._definition.log_of(self._settings))
             except LogError as exc:
                 if type(exc) is not LogError:  # the base class: the reader has not created the log yet
                     raise

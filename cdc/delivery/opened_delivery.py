@@ -39,20 +39,21 @@ def opened_delivery(
     identity = DeliveryIdentity(definition.name, settings.name, found.log_id)
     names = SourceNames(definition.name, found.identity.database, version("cdc"), found.log_id)
     source = EventSource(found, settings, identity, _format(settings, names))
-    store = ProgressFile(definition.log.root, found.log_id, settings.name)
+    root = definition.log_of(settings)
+    store = ProgressFile(root, found.log_id, settings.name)
     destination = new_destination(settings, identity)
     loop = DeliveryLoop(found, source, destination, store, figures)
     history = None
     if isinstance(destination, ServesHistory):
         # a log reader and a source of its own: receivers ask while the loop sends
-        log = LogReader(definition.log.root)
+        log = LogReader(root)
         own_source = EventSource(log, settings, identity, _format(settings, names))
         history = LoggedHistory(log, own_source, lambda: loop.progress.parked)
         destination.serve_history(history)
     try:
         loop.open(settings)
         uuid = delivery_uuid(found.log_id, settings.name)
-        yield OpenedDelivery(loop, ConsumerRegistration(definition.log.root, uuid, settings.name))
+        yield OpenedDelivery(loop, ConsumerRegistration(root, uuid, settings.name))
     finally:
         loop.close()
         if history is not None:

@@ -160,6 +160,8 @@ class CommitInfo:
     """System identifier of the source cluster; "" if the commit does not name it."""
     publication: int = 0
     """OID of the publication; 0 if the commit does not name it."""
+    views: str = ""
+    """In the log of views: JSON that says what the views were computed from; "" in the change log."""
 
     @property
     def commit_source(self) -> CommitSource:
@@ -176,6 +178,7 @@ class CommitInfo:
             "cdc.transactions": str(self.transactions),
             "cdc.system_id": self.system_id,
             "cdc.publication": str(self.publication),
+            **({"cdc.views": self.views} if self.views else {}),
         }
 
     @classmethod
@@ -194,6 +197,7 @@ class CommitInfo:
             transactions=int(fields["cdc.transactions"]),
             system_id=fields.get("cdc.system_id", ""),
             publication=int(fields.get("cdc.publication", 0)),
+            views=fields.get("cdc.views", ""),
         )
 
 

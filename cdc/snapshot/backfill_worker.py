@@ -178,7 +178,7 @@ class BackfillWorker(Thread):
         definition, source = self._definition, self._definition.source
         root = definition.log.root
         known = {schema.relation: schema for schema in versions}
-        tables = check_request(request, known, {sink.name: sink for sink in definition.sinks})
+        tables = check_request(request, known, {sink.name: sink for sink in definition.sinks_of_tables})
         dsn = source.current_dsn()
         with ExitStack() as opened:
             conns = [

@@ -59,7 +59,7 @@ def request_backfill(
     Raises ConfigError if the request is invalid, StateConflict if another pending backfill covers one of its tables,
     and LogError if the log does not exist. Checking a condition or keys at the source can also raise source errors.
     """
-    sinks = {sink.name: sink for sink in definition.sinks}
+    sinks = {sink.name: sink for sink in definition.sinks_of_tables}
     tables = check_request(request, LogReader(definition.log.root).schemas(), sinks)
     if request.where is not None:
         with connect(definition.source.current_dsn(), application_name="cdc backfill") as conn:
@@ -73,7 +73,7 @@ def request_backfill(
 
 def request_keys(definition: Definition, catalog: Catalog, request: BackfillRequest, actor: str) -> RequestedBackfill:
     """Store a backfill request without checking its keys at the source; pass only keys that the source has sent."""
-    sinks = {sink.name: sink for sink in definition.sinks}
+    sinks = {sink.name: sink for sink in definition.sinks_of_tables}
     tables = check_request(request, LogReader(definition.log.root).schemas(), sinks)
     return _post_request(definition, catalog, request, tables, actor)
 

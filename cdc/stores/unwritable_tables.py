@@ -89,7 +89,7 @@ def tables_of_sinks(
 ) -> Iterator[SinkTable]:
     """Yield each table of each Delta sink whose name is in `sinks`."""
     for number, sink in enumerate(definition.sinks):
-        if isinstance(sink, DeltaSinkDefinition) and sink.name in sinks:
+        if isinstance(sink, DeltaSinkDefinition) and sink.name in sinks and not sink.views:
             yield from (SinkTable(sink, number, schema) for schema in tables if matches(schema.topic, sink.tables))
 
 
@@ -130,7 +130,7 @@ def _search_conflicts(
     definition: Definition, tables: Sequence[TableSchema], sinks: Collection[str]
 ) -> Iterator[KeyConflict]:
     for number, sink in enumerate(definition.sinks):
-        if not isinstance(sink, SearchSinkDefinition) or sink.name not in sinks:
+        if not isinstance(sink, SearchSinkDefinition) or sink.name not in sinks or sink.views:
             continue
         for schema in (schema for schema in tables if matches(schema.topic, sink.tables)):
             rule, settings = rule_of(schema.topic, sink.rules), search_settings(schema.topic, sink, sink.rules)

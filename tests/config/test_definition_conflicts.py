@@ -137,3 +137,23 @@ def test_two_columns_with_one_name_are_reported() -> None:
     (mismatch,) = column_conflicts(table("id", "mail", "note"), rule, rule)
 
     assert "would have the name 'note'" in mismatch.error.message
+
+
+_VIEWS = """\
+  - {name: documents, type: search, path: find, views: [shop.documents]}
+exclude: [shop.documents]
+views:
+  - {name: shop.documents, key: [id], sql: SELECT id FROM shop.orders}
+"""
+
+
+def test_a_view_has_a_name_of_its_own_and_reads_a_delta_sink(tmp_path: Path) -> None:
+    def keys(text: str) -> list[str]:
+        return [issue.key for issue in check_definition(write(tmp_path, f"{SOUND}{text}"), {}).issues]
+
+    assert not keys(_VIEWS)
+    assert keys(_VIEWS.replace("exclude: [shop.documents]\n", "")) == ["views.0.name"]
+    assert keys(_VIEWS + "  - {name: shop.documents, key: [id], sql: SELECT 1 AS id}\n") == ["views.1.name"]
+    assert keys(_VIEWS.replace("key: [id]", "key: [id], over: find")) == ["views.0.over"]
+    assert keys(_VIEWS.replace("views: [shop.documents]", "views: [shop.lists]")) == ["sinks.1.views.0"]
+    assert keys(_VIEWS.replace("name: documents, type", "name: views, type")) == ["sinks.1.name"]
