@@ -7,7 +7,6 @@
     │   ├── MalformedLsn
     │   ├── MalformedPosition
     │   ├── MalformedDsn
-    │   ├── ViewColumnRefused       a result column of a view cannot be a column of the log
     │   └── StateConflict           conflicts with a running or finished job
     ├── SourceError           CDC-2xxx           the source database
     │   ├── SourceUnreachable       exit 3, retried
@@ -115,7 +114,10 @@
         ├── ViewNotDeterministic    exit 2: the SQL calls a function such as now() or rand()
         ├── ViewKeyUnknown          exit 2: the select list does not have a column of the key
         ├── ViewOrderUndeclared     exit 2: the result of an aggregate depends on the order of the rows
-        └── ViewTableUnqualified    exit 2: a table is not written as schema.table
+        ├── ViewTableUnqualified    exit 2: a table is not written as schema.table
+        ├── ViewKeyNotUnique        quarantine: two rows of a view have the same key
+        ├── ViewColumnRefused       quarantine: a result column of a view cannot be a column of the log
+        └── ViewFailed              quarantine: Spark cannot compute a view
 
 Messages are lower case without a full stop. They name the failing object with ``!r`` and contain neither row
 values nor secrets. ``raise … from`` keeps the cause.
@@ -274,13 +276,6 @@ class StateConflict(ConfigError):
 
     code = "CDC-1006"
     remedy = "run 'cdc backfill ls -c FILE', then wait for the conflicting job or cancel it"
-
-
-class ViewColumnRefused(ConfigError):
-    """A result column of a view has a type for which the log has no type of Postgres, or an ambiguous name."""
-
-    code = "CDC-1007"
-    remedy = "cast the column in the SQL of the view, for example to string, or leave it out"
 
 
 class SourceError(CdcError):
@@ -1157,6 +1152,33 @@ class ViewTableUnqualified(ViewError):
     code = "CDC-8005"
     exit_code = ExitCode.USAGE
     remedy = "write the table as schema.table"
+
+
+class ViewKeyNotUnique(ViewError):
+    """Two rows of a view have the same key. The view stops; other views continue."""
+
+    code = "CDC-8006"
+    reaction = Reaction.QUARANTINE
+    remedy = "add the columns to 'key' that distinguish the rows, or group by the key; the view is then built again"
+
+
+class ViewColumnRefused(ViewError):
+    """A result column of a view has a type for which the log has no type of Postgres, or an ambiguous name."""
+
+    code = "CDC-8007"
+    reaction = Reaction.QUARANTINE
+    remedy = "cast the column in the SQL of the view, for example to string, or leave it out"
+
+
+class ViewFailed(ViewError):
+    """Spark cannot compute a view: a table or column does not exist, or the SQL fails for a value of a row.
+
+    The view stops and is tried again every minute; other views continue.
+    """
+
+    code = "CDC-8008"
+    reaction = Reaction.QUARANTINE
+    remedy = "correct the SQL of the view, or the row; then run 'cdc views refresh NAME'"
 
 
 _RESTARTABLE: tuple[type[CdcError], ...] = (LogFenced, SinkFenced, UnknownRelation, DeliveryFenced)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from threading import Event
 from types import FrameType
 from typing import Final
@@ -26,13 +28,13 @@ from cdc.config.field_types import is_remote
 from cdc.errors import LogCorrupt, LogError, LogFormatUnknown, LogInaccessible, as_cdc_error
 from cdc.log.reader import LogReader
 from pipelines.compaction.compaction_worker import CompactionWorker
-from pipelines.opened_sink import SinkParts
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.replay_pause import ReplayPauses
 from pipelines.runtime.sink_lease import SinkLeases
 from pipelines.runtime.sink_status_reporter import ProgressReporter
 from pipelines.sink_factory import without_throttle
 from pipelines.sink_lifecycle import SinkRunner
+from pipelines.sink_parts import SinkParts
 from pipelines.spark_on_demand import SparkOnDemand
 
 POLL: Final = 0.5
@@ -120,13 +122,27 @@ def _run(definition: Definition, catalog: Catalog, reporter: ProgressReporter, e
                     end.check(LogReader(definition.log.root), partial(spark.session, "a rule has expressions"))
                 if not end.once:
                     compaction.start()
-                _run_sinks(definition, reporter, SinkParts(cuts, pauses, reporter.figures, spark, leases, catalog), end)
+                parts = SinkParts(cuts, pauses, reporter.figures, spark, leases, catalog)
+                with _with_views(definition, reporter, parts) as shared:
+                    _run_sinks(definition, reporter, shared, end)
         finally:
             ended.set()
             leases.close()
             spark.stop()
             if compaction.is_alive():
                 compaction.join(COMPACTION_EXIT)
+
+
+@contextmanager
+def _with_views(definition: Definition, reporter: ProgressReporter, parts: SinkParts) -> Iterator[SinkParts]:
+    """Compute the views during the block, if the definition has any; yield the parts with what takes their cuts."""
+    if not definition.views:
+        yield parts
+        return
+    worker = import_module("pipelines.views.view_worker")  # imported late: few pipelines have views
+    session = partial(parts.spark.session, "the definition has views")
+    with worker.computed_views(definition, session, reporter, parts.catalog) as input_cuts:
+        yield replace(parts, input_cuts=input_cuts)
 
 
 def _run_sinks(definition: Definition, reporter: ProgressReporter, parts: SinkParts, end: StopCondition) -> None:

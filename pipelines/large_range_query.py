@@ -78,7 +78,7 @@ class LargeRangeQuery:
         self._checkpoint = Path(tempfile.mkdtemp(prefix=f"{sink.name}-", dir=base))
         rows = (
             session.readStream.format("cdc")
-            .option("path", definition.log.path)
+            .option("path", str(definition.log_of(sink)))
             .option("storage", definition.log.storage.to_json())
             .option("tables", tables_option(sink.tables))
             .option("boundaries", "true")  # so that Spark also makes a batch if only the position moved

@@ -8,80 +8,22 @@ calls.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
-from threading import Lock
 from typing import Final
 
 from pyspark.sql import SparkSession
 
-from cdc import metrics
-from cdc.catalog import Catalog
 from cdc.config import Definition, DeltaSinkDefinition, SearchSinkDefinition
 from cdc.errors import LogError, LogTrimmed
 from cdc.log.reader import LogReader
-from pipelines.large_range_query import IDLE, LargeRangeQuery
-from pipelines.range_folder import PARTIAL_ROWS, SMALL, RangeFolder
+from pipelines.large_range_query import LargeRangeQuery
+from pipelines.range_folder import RangeFolder
 from pipelines.runtime.consumer_registration import sink_registration
-from pipelines.runtime.cut_requests import CutRequests
-from pipelines.runtime.replay_pause import ReplayPauses
-from pipelines.runtime.sink_lease import SinkLeases
 from pipelines.runtime.sink_status_reporter import SinkFigures
 from pipelines.runtime.throttle import ThrottleState
 from pipelines.sink_factory import build_sink, keeps_history
 from pipelines.sink_loop import SinkLoop
+from pipelines.sink_parts import SinkParts
 from pipelines.sinks.delta.sink import DeltaSink as DeltaTarget
-from pipelines.spark_on_demand import SparkOnDemand
-
-MAX_ROWS: Final = 200_000
-"""Rows per micro-batch: about half a second of folding on two cores."""
-
-
-class FirstBatchGate:
-    """Lets streaming queries start one after the other, because simultaneous starts slow each other down.
-
-    A query has started when its first batch begins.
-    """
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._owner: object = None
-
-    def enter(self, owner: object) -> bool:
-        """Give the gate to `owner` if no other sink has it; return whether `owner` now has it."""
-        with self._lock:
-            self._owner = self._owner or owner
-            return self._owner is owner
-
-    def leave(self, owner: object) -> None:
-        """Free the gate if `owner` has it: the first batch of its query has begun, or the sink is closed."""
-        with self._lock:
-            if self._owner is owner:
-                self._owner = None
-
-
-@dataclass(frozen=True, slots=True)
-class SinkParts:
-    """Services that all sinks of an apply process share."""
-
-    cuts: CutRequests
-    pauses: ReplayPauses
-    figures: metrics.Metrics
-    spark: SparkOnDemand
-    """The Spark session; its JVM takes seconds to start."""
-    leases: SinkLeases | None = None
-    """The leases on the sinks; None if no other process can fill the same sinks."""
-    catalog: Catalog | None = None
-    """The catalog with the commands about dead letters; None: the sinks answer no such commands."""
-    first_batch: FirstBatchGate = field(default_factory=FirstBatchGate)
-    batch_rows: int = MAX_ROWS
-    """Approximate maximum of rows per micro-batch."""
-    small_rows: int = SMALL
-    """Maximum rows of a range that is folded without Spark, whatever its rows are."""
-    partial_rows: int = PARTIAL_ROWS
-    """Maximum rows with partial images of a larger range that is folded without Spark."""
-    query_idle: float = IDLE
-    """Seconds without a range that needs Spark, after which a streaming query stops."""
-
 
 SHARE: Final = 6
 """Multiple of the duration of a batch after which the next one begins, if LONGEST allows it."""
@@ -104,6 +46,16 @@ def batch_interval(shortest: float, batch_seconds: float, tables: int) -> float:
     return max(shortest, min(batch_seconds * SHARE, shortest * LONGEST)) if tables > 1 else shortest
 
 
+def has_log(definition: Definition, sink: DeltaSinkDefinition | SearchSinkDefinition) -> bool:
+    """Return whether the log that the sink applies has something; that of views begins later than the change log."""
+    try:
+        return LogReader(definition.log_of(sink)).durable is not None
+    except LogError as exc:
+        if type(exc) is not LogError:  # the base class: the log does not exist yet
+            raise
+        return False
+
+
 class OpenedSink:
     """One opened sink with its loop, its streaming query and its registration, which are closed together."""
 
@@ -120,12 +72,12 @@ class OpenedSink:
         try:
             if (session := parts.spark.available) is not None:
                 self.sink.attach(session)  # a sink with writer spark cannot be opened without it
-            self._log = LogReader(definition.log.root)
+            self._log = LogReader(definition.log_of(sink))
             fold = RangeFolder(self._log, sink.name, sink.tables, keeps_history(sink))
             fold.small, fold.partial_rows = parts.small_rows, parts.partial_rows
             self.loop = SinkLoop(self.sink, fold, parts.cuts, progress)
             self.loop.open()
-            self._registration = sink_registration(definition.log.root, self._log.log_id, sink)
+            self._registration = sink_registration(definition.log_of(sink), self._log.log_id, sink)
         except BaseException:
             self.sink.close()
             raise
@@ -186,6 +138,12 @@ class OpenedSink:
         self._has_tried_to_catch_up = True
         self.loop.catch_up_all(session)
 
+    def offer_cut(self) -> None:
+        """Hand the published cut over to the views, if they read this sink."""
+        cuts = self._parts.input_cuts
+        if cuts is not None and cuts.sink == self._settings.name and self.loop.position:
+            cuts.offer(self.sink, self.loop.record)
+
     def start_query(self, session: SparkSession) -> None:
         """Start the streaming query at the sink's position."""
         query = LargeRangeQuery(self.loop, self._begin_query_batch, self._end_query_batch)
@@ -201,7 +159,7 @@ class OpenedSink:
     def is_trimmed(self) -> bool:
         """Whether the log no longer contains the changes after the sink's position."""
         try:
-            LogReader(self._definition.log.root).latest_boundary(self.loop.position)
+            LogReader(self._definition.log_of(self._settings)).latest_boundary(self.loop.position)
         except LogTrimmed:
             return True
         except LogError:

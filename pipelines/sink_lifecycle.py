@@ -54,10 +54,10 @@ from cdc.config import Definition, DeltaSinkDefinition, SearchSinkDefinition
 from cdc.errors import CdcError, LogTrimmed, Reaction, SinkError, SinkInUse
 from cdc.position import Position
 from pipelines.dead_letters.requests import DeadLetterCommands
-from pipelines.opened_sink import OpenedSink, SinkParts
+from pipelines.opened_sink import OpenedSink, has_log
 from pipelines.runtime.executor_code import worker_error
-from pipelines.runtime.sink_status_reporter import SinkFigures
 from pipelines.sink_factory import needs_spark, rules_need_spark
+from pipelines.sink_parts import SinkParts
 from pipelines.sinks.contract import SparkAwaited
 from pipelines.sinks.record_after_batch import failure_reason, log_trimmed_error
 
@@ -161,7 +161,7 @@ class SinkRunner:
         self, definition: Definition, sink: DeltaSinkDefinition | SearchSinkDefinition, parts: SinkParts
     ) -> None:
         self._definition, self._settings, self._parts = definition, sink, parts
-        self.progress = SinkFigures(definition.name, sink.name, parts.figures)
+        self.progress = parts.figures_of(definition.name, sink.name)
         self._requests = None if parts.catalog is None else DeadLetterCommands(definition, parts.catalog, self.progress)
         self._state = State.CLOSED
         self._opened: OpenedSink | None = None
@@ -226,6 +226,8 @@ class SinkRunner:
             return False
         before = opened.loop.position
         self._attempt(lambda: self._advance(opened))
+        if self._opened is opened:
+            self._attempt(opened.offer_cut)
         return self._opened is opened and opened.loop.position > before
 
     def pause(self, longest: float) -> float:
@@ -292,6 +294,9 @@ class SinkRunner:
             return  # closed by a failure
         if opened.has_progress:
             self._failures.attempts = 0
+        self._attempt(opened.offer_cut)
+        if self._opened is None:
+            return
         for handle in self._parts.cuts.pop_releases(self._settings.name):
             opened.sink.release(handle)
         if self._requests is not None:
@@ -300,7 +305,8 @@ class SinkRunner:
 
     @property
     def _can_open(self) -> bool:
-        return not needs_spark(self._settings) or self._parts.spark.available is not None
+        has_session = not needs_spark(self._settings) or self._parts.spark.available is not None
+        return has_session and (not self._settings.views or has_log(self._definition, self._settings))
 
     @property
     def _other_process(self) -> str:

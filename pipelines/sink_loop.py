@@ -65,9 +65,9 @@ class SinkLoop:
         return Position(self._published.position)
 
     @property
-    def published(self) -> bool:
-        """True if the sink has published at least one cut."""
-        return self.position > 0
+    def record(self) -> Published:
+        """The record of the last published cut; its position is 0 before the first one."""
+        return self._published
 
     @property
     def consumed_position(self) -> Position:

@@ -33,6 +33,7 @@ COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {
     "search": ("search",),
     "indexes": ("indexes",),
     "deliveries": ("deliveries", "deliver"),
+    "views": ("views",),
     "verify": ("verify",),
     "dlq": ("dlq",),
     "replay": ("replay",),

@@ -45,6 +45,7 @@ class CompactionWorker(Thread):
         """spark: called for a compaction that needs Spark; on a cluster, every compaction does."""
         super().__init__(name="compaction", daemon=True)
         self._root, self._every = definition.log.root, definition.log.compact.every
+        self._of_views = definition.log.of_views if definition.views else None
         self._pipeline, self._catalog, self._metrics = definition.name, catalog, recorder
         self._spark, self._stop_event = spark, stop
         self._is_local = SparkSettings.of(definition, "").local
@@ -58,6 +59,7 @@ class CompactionWorker(Thread):
                 self._answer(command)
             if self._every and time.monotonic() >= due:
                 result = self._compact(everything=False)
+                self._compact_views()
                 delay = min(self._every, RETRY_AFTER) if isinstance(result, CdcError) else self._every
                 due = time.monotonic() + delay
 
@@ -89,6 +91,20 @@ class CompactionWorker(Thread):
             request_trim(self._root)
             log.info("compacted the log", outcome=result.to_json(), seconds=round(time.monotonic() - began, 1))
         return result
+
+    def _compact_views(self) -> None:
+        """Compact the log of views, if there is one; its size is not reported."""
+        if self._of_views is None:
+            return
+        try:
+            spark = self._session if self._is_local else self._session()
+            result = compact(spark, self._of_views, everything=False, limits=self.limits)
+        except Exception as exc:  # noqa: BLE001 - no error of a compaction may stop the sinks
+            if type(exc) is not LogError:  # the base class: no view was computed yet
+                self._record_failure(exc)
+            return
+        if result.rows_in or result.merged:
+            request_trim(self._of_views)
 
     def _session(self) -> SparkSession | None:
         session = self._spark()

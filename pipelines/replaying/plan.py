@@ -77,7 +77,7 @@ def plan_replay(definition: Definition, options: ReplayOptions) -> ReplayPlan:
         raise ConfigError(f"unknown sink {options.sink!r}", remedy=f"name one of the sinks of the definition: {names}")
     # before the log is read: the sink continues meanwhile, and may publish a position that the log did not have yet
     published = _published_record(wanted)
-    log = LogReader(definition.log.root)
+    log = LogReader(definition.log_of(wanted))
     oldest, durable = _log_range(log)
     _check_start(log, options, oldest, durable)
     upto = _end_position(log, options.end, oldest, durable)

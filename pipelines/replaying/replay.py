@@ -82,7 +82,7 @@ def replay(
             spark()
         with (
             sole_replay(catalog, definition.name, options.sink),
-            registered_for_replay(definition.log.root, plan.log, plan.wanted),
+            registered_for_replay(definition.log_of(plan.wanted), plan.log, plan.wanted),
         ):
             run = _ReplayRun(definition, plan, catalog, spark, report_line)
             published = run.replace_target() if options.into is None else run.write_into(options.into, owner)

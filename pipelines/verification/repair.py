@@ -177,7 +177,7 @@ class RepairRun:
         return replace(one, keys=one.keys + len(keys), backfills=(*one.backfills, backfill.id))
 
     def _replay_command(self, one: RepairResult) -> str:
-        by_name = {sink.name: sink for sink in self._definition.sinks}
+        by_name = {sink.name: sink for sink in self._definition.sinks_of_tables}
         of_table = f" --tables '{one.topic}'" if isinstance(by_name[one.sink], DeltaSinkDefinition) else ""
         return f"cdc replay {one.sink}{of_table}"
 

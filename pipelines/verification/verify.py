@@ -12,13 +12,14 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from cdc.catalog import Catalog, VerifiedRange
 from cdc.config import Definition, DeltaSinkDefinition, SearchSinkDefinition
+from cdc.config.views import NAME_OF_VIEWS
 from cdc.errors import ConfigError, PositionNotReached, SinkUnavailable
 from cdc.log.reader import LogReader
 from cdc.position import Position
@@ -98,8 +99,17 @@ def verify(definition: Definition, options: VerifyOptions) -> VerifyReport:
     The catalog records every table that was compared with the source row by row or by digest.
     Raises PositionNotReached if the sinks do not reach a common position with the source.
     """
-    if options.against is Against.LOG:
-        return _verify_against_log(definition, options)
+    views = _views(definition, options)
+    if not _selects_tables(definition, options):
+        return VerifyReport(LogReader(definition.log.root).durable or Position(0), views)
+    report = (
+        _verify_against_log(definition, options) if options.against is Against.LOG else _verify(definition, options)
+    )
+    return replace(report, tables=(*report.tables, *views))
+
+
+def _verify(definition: Definition, options: VerifyOptions) -> VerifyReport:
+    """Compare the selected tables with the source."""
     began = datetime.now(UTC)
     request = cut_request(definition, options)
     with Catalog.open(definition.catalog.url) as catalog, consistent_cut(catalog, request) as cut:
@@ -116,14 +126,46 @@ def verify(definition: Definition, options: VerifyOptions) -> VerifyReport:
     return VerifyReport(cut.position, tuple(verdicts))
 
 
+def _selects_tables(definition: Definition, options: VerifyOptions) -> bool:
+    """Return whether the options select anything but views."""
+    views = {NAME_OF_VIEWS, *(sink.name for sink in definition.sinks if sink.views)}
+    by_sink = not options.sinks or bool({*options.sinks} - views)
+    names = [view.name for view in definition.views]
+    return by_sink and not (options.tables and all(any(matches_name(n, [t]) for n in names) for t in options.tables))
+
+
+def _views(definition: Definition, options: VerifyOptions) -> tuple[TableVerdict, ...]:
+    """Compare the selected views with their SQL, and the selected sinks of views with the log of views."""
+    found: list[TableVerdict] = []
+    if not definition.views:
+        return ()
+    with _lazy_session(definition) as spark:
+        if not options.sinks or NAME_OF_VIEWS in options.sinks:
+            views = import_module("pipelines.verification.views")  # imported late: it needs the analysis of SQL
+            found += views.compare_views(definition, options.tables, spark, options.listed)
+        of_views = [
+            sink for sink in definition.sinks if sink.views and (not options.sinks or sink.name in options.sinks)
+        ]
+        for sink in of_views:
+            log = LogReader(definition.log.of_views)
+            try:
+                at_rest = open_at_rest(sink)
+            except SinkUnavailable as exc:
+                found += _unreadable_sink(log, sink, options, exc)
+                continue
+            found += _compare_sink_with_log(log, sink, at_rest, options, spark)
+    return tuple(found)
+
+
 def select_sinks(definition: Definition, options: VerifyOptions) -> list[DeltaSinkDefinition | SearchSinkDefinition]:
     """Return the sinks that the options name, or all sinks if they name none.
 
     Raises ConfigError for an unknown sink, and for a definition without sinks.
     """
-    sinks = [sink for sink in definition.sinks if not options.sinks or sink.name in options.sinks]
-    if unknown := set(options.sinks) - {sink.name for sink in sinks}:
-        names = [sink.name for sink in definition.sinks]
+    sinks = [sink for sink in definition.sinks_of_tables if not options.sinks or sink.name in options.sinks]
+    of_views = {NAME_OF_VIEWS, *(sink.name for sink in definition.sinks if sink.views)} if definition.views else set()
+    if unknown := set(options.sinks) - {sink.name for sink in sinks} - of_views:
+        names = [sink.name for sink in definition.sinks_of_tables]
         raise ConfigError(f"unknown sink {min(unknown)!r}: expected one of {names!r}", remedy="name one of these sinks")
     if not sinks:
         raise ConfigError("the definition has no sink", remedy="add a sink under 'sinks'")

@@ -27,7 +27,7 @@ from typing import Final
 
 from sqlglot import exp
 
-from pipelines.views.query_structure import JoinKind, Query, TableReference, Select, quoted
+from pipelines.views.query_structure import JoinKind, Query, Select, TableReference, quoted
 from pipelines.views.sql_text import SqlText, offset_of, qualifier_of
 
 

@@ -10,7 +10,7 @@ from typing import Final
 from sqlglot import TokenType, exp
 
 from cdc.errors import ViewKeyUnknown, ViewNotDeterministic, ViewOrderUndeclared, ViewTableUnqualified
-from pipelines.views.query_structure import JoinKind, Query, TableReference, Select
+from pipelines.views.query_structure import JoinKind, Query, Select, TableReference
 from pipelines.views.sql_functions import changing_name, depends_on_order, has_aggregate, name_of
 from pipelines.views.sql_text import SqlText, offset_of, qualifier_of
 

@@ -21,12 +21,12 @@ from cdc import metrics
 from cdc.catalog import Catalog
 from cdc.log.reader import LogReader
 from cdc.position import Position
-from pipelines.opened_sink import MAX_ROWS
 from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.sink_status_reporter import SinkFigures
 from pipelines.runtime.spark_session import SparkSettings, has_delta, spark_session
 from pipelines.sink_loop import SinkLoop
+from pipelines.sink_parts import MAX_ROWS
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.source.data_source import register, rows_between

@@ -15,11 +15,11 @@ from cdc.catalog import Catalog
 from cdc.errors import SinkOfAnotherLog
 from cdc.position import Position
 from pipelines.__main__ import main
-from pipelines.opened_sink import SinkParts
 from pipelines.range_folder import PARTIAL_ROWS
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.replay_pause import ReplayPauses
 from pipelines.sink_lifecycle import SinkRunner
+from pipelines.sink_parts import SinkParts
 from pipelines.spark_on_demand import NICE_INCREMENT
 from tests.fixtures import forked
 from tests.pipelines.shop_pipeline import END, FIGURES, ShopPipeline, applied_shop, change, make_shop, repeated

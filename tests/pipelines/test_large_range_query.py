@@ -16,7 +16,6 @@ from cdc.errors import SinkError
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from pipelines.large_range_query import LargeRangeQuery
-from pipelines.opened_sink import SinkParts
 from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.replay_pause import ReplayPauses
@@ -24,6 +23,7 @@ from pipelines.runtime.sink_status_reporter import SinkFigures
 from pipelines.sink_factory import build_sink
 from pipelines.sink_lifecycle import WITH_QUERY, SinkRunner, State
 from pipelines.sink_loop import SinkLoop
+from pipelines.sink_parts import SinkParts
 from tests.fixtures.waiting import until
 from tests.log.rows import table
 from tests.pipelines.shop_pipeline import END, FIGURES, ShopPipeline, change, make_shop, repeated

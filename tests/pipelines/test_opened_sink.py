@@ -13,36 +13,17 @@ from pyspark.sql import SparkSession
 from cdc.catalog import Catalog
 from cdc.log.reader import LogReader
 from cdc.stores.published_record import TargetState
-from pipelines.opened_sink import LONGEST, FirstBatchGate, OpenedSink, SinkParts, batch_interval
+from pipelines.opened_sink import LONGEST, OpenedSink, batch_interval
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.replay_pause import ReplayPauses
 from pipelines.runtime.sink_status_reporter import SinkFigures
 from pipelines.sink_factory import build_sink
+from pipelines.sink_parts import SinkParts
 from pipelines.sinks.contract import SparkAwaited
 from pipelines.spark_on_demand import SparkOnDemand
 from tests.log.rows import table
 from tests.pipelines.shop_pipeline import END, FIGURES, ORDERS, ShopPipeline, applied_shop, change, repeated
 from tests.pipelines.spark_starts import spark_that_never_starts, spark_with
-
-
-def test_an_owner_may_enter_twice_and_the_other_waits_until_it_leaves() -> None:
-    gate = FirstBatchGate()
-
-    assert gate.enter("lake")
-    assert gate.enter("lake")
-    assert not gate.enter("find")
-    gate.leave("lake")
-    assert gate.enter("find")
-
-
-def test_leaving_frees_the_gate_only_for_its_owner() -> None:
-    gate = FirstBatchGate()
-    gate.enter("lake")
-
-    gate.leave("find")
-
-    assert not gate.enter("find")
-
 
 FEW = 100
 """Rows that the driver folds at most here; Spark takes long for as many as it folds otherwise."""

@@ -15,10 +15,10 @@ from cdc.log.reader import LogReader
 from cdc.log.trim_plan import Retention, plan_trim
 from cdc.position import Position
 from pipelines.compaction.compaction_steps import compact
-from pipelines.opened_sink import SinkParts
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.replay_pause import ReplayPauses
 from pipelines.sink_lifecycle import SinkRunner
+from pipelines.sink_parts import SinkParts
 from tests.pipelines.cold_log import EACH_OF_ITS_OWN
 from tests.pipelines.shop_pipeline import END, FIGURES, ITEMS, ORDERS, Rows, ShopPipeline, change, make_shop
 from tests.pipelines.spark_starts import spark_with

@@ -68,9 +68,7 @@ class DeltaSettings:
 
     def types_of(self, topic: str) -> Policy:
         """Return the policy that maps the Postgres types of one table to types of the target's columns."""
-        settings = self.of(topic)
-        columns = tuple((name, TypePolicy(policy)) for name, policy in settings.columns.items())
-        return ColumnPolicies(TypePolicy(settings.types), columns) if columns else TypePolicy(settings.types)
+        return type_policy(self.of(topic))
 
     def uri_of(self, schema: TableSchema) -> str:
         """Return the path of the target of one table."""
@@ -118,3 +116,9 @@ class DeltaSettings:
     def __post_init__(self) -> None:
         # the definition has its own enum, whose values are the same texts
         object.__setattr__(self, "writer", Writer(self.writer))
+
+
+def type_policy(settings: TableSettings) -> Policy:
+    """Return the policy that maps the Postgres types of a table with these settings to types of its target."""
+    columns = tuple((name, TypePolicy(policy)) for name, policy in settings.columns.items())
+    return ColumnPolicies(TypePolicy(settings.types), columns) if columns else TypePolicy(settings.types)

@@ -24,12 +24,12 @@ from cdc.stores.published_record import TargetState
 from cdc.stores.search_index_reader import SearchIndex
 from cdc.stores.search_server.reader import SearchServerReader
 from cdc.table import Column
-from pipelines.opened_sink import SinkParts
 from pipelines.replaying.plan import ReplayOptions
 from pipelines.replaying.replay import replay
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.replay_pause import ReplayPauses, paused
 from pipelines.sink_lifecycle import SinkRunner
+from pipelines.sink_parts import SinkParts
 from pipelines.sinks.delta.delta_target import DeltaTarget
 from pipelines.sinks.delta.schema_evolution import ColumnChange
 from pipelines.types.families import TypePolicy

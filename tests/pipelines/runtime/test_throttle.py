@@ -17,13 +17,13 @@ from cdc.catalog import Catalog
 from cdc.config import WriterChoice
 from cdc.position import Position
 from cdc.stores.published_record import Published, TargetState
-from pipelines.opened_sink import SinkParts
 from pipelines.runtime.cut_requests import CUT, CutRequests
 from pipelines.runtime.replay_pause import ReplayPauses
 from pipelines.runtime.sink_status_reporter import SinkFigures
 from pipelines.runtime.throttle import ASK_EVERY, LONGEST, BatchThrottle, CommitRate, ThrottleState
 from pipelines.sink_factory import without_throttle
 from pipelines.sink_lifecycle import SinkRunner, State
+from pipelines.sink_parts import SinkParts
 from tests.fixtures.waiting import until
 from tests.pipelines.shop_pipeline import END, ShopPipeline, change, make_shop
 from tests.pipelines.spark_starts import spark_with

@@ -1,0 +1,136 @@
+"""The rows of a view that changed inputs can have changed, computed at the cuts before and after the changes.
+
+Few changes are computed from the rows that they need, which the driver reads (`needed_rows.py`). Otherwise, and for SQL
+without a join graph, Spark reads the tables at the versions of both cuts. Both ways give the same rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+
+from pipelines.sinks.delta.table_version import RowsNotReadable, TableVersion
+from pipelines.views.changed_keys import InputsAtCut
+from pipelines.views.join_graph import JoinGraph
+from pipelines.views.log_of_views import InputVersion
+from pipelines.views.needed_rows import ChangedRows, NeededRows, at_the_earlier_cut
+from pipelines.views.view_columns import result_rows
+from pipelines.views.view_inputs import OWN_COLUMNS, ViewInputs
+from pipelines.views.view_query import ViewQuery
+
+KEYS_AT_ONCE: Final = 50_000
+"""Maximum number of affected keys whose rows are computed at once."""
+_KEYS: Final = "affected_keys"
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedInputs:
+    """The inputs of one view at two cuts, and the keys of their rows that may have changed."""
+
+    before: Mapping[str, InputVersion]
+    after: Mapping[str, InputVersion]
+    keys: Mapping[str, pa.Table]
+    """Topic of each changed input → keys, with the names and types of the key columns of its target."""
+
+
+class AffectedRows:
+    """Computes rows of one view for one step."""
+
+    def __init__(self, query: ViewQuery, sql: str, inputs: ViewInputs, changed: ChangedInputs) -> None:
+        self._query, self._inputs, self._changed = query, inputs, changed
+        self._few = _FewRows.of(query, sql, changed)
+        self.number = 0
+        """Number of the affected keys."""
+
+    def pairs(self) -> Iterator[tuple[pa.Table, pa.Table]]:
+        """Yield the rows of some affected keys before and after the changes, until all are done."""
+        keys = self._affected_keys()
+        self.number = keys.num_rows
+        for first in range(0, keys.num_rows, KEYS_AT_ONCE):
+            some = keys.slice(first, KEYS_AT_ONCE)
+            self._inputs.register_table(some, _KEYS)
+            before, after = self._names_for(some)
+            yield self._inputs.both(self._query.of_keys(before, _KEYS), self._query.of_keys(after, _KEYS))
+
+    def _affected_keys(self) -> pa.Table:
+        queries, (before, after) = [], self._names_for_changes()
+        for number, topic in enumerate(sorted(self._changed.keys)):
+            cuts = []
+            for side, names in (("a", before), ("b", after)):
+                changed = f"changed_{side}_{number}"
+                if self._few is None:
+                    self._inputs.register_rows(names[topic], self._changed.keys[topic], changed)
+                else:
+                    change = self._few.changes[topic]
+                    self._inputs.register_table(_shown(change.old if side == "a" else change.new), changed)
+                cuts.append(InputsAtCut(names, changed))
+            queries.append(self._query.affected_keys(topic, *cuts))
+        return result_rows(self._inputs.session.sql(" UNION ".join(f"({one})" for one in queries)))
+
+    def _names_for_changes(self) -> tuple[Mapping[str, str], Mapping[str, str]]:
+        if self._few is not None:
+            try:
+                return self._registered(self._few.needed().meeting(self._few.changes))
+            except RowsNotReadable:
+                self._few = None
+        return self._whole_tables()
+
+    def _names_for(self, keys: pa.Table) -> tuple[Mapping[str, str], Mapping[str, str]]:
+        if self._few is not None:
+            try:
+                return self._registered(self._few.needed().of_keys(keys))
+            except RowsNotReadable:
+                pass
+        return self._whole_tables()
+
+    def _registered(self, rows: Mapping[str, pa.Table]) -> tuple[Mapping[str, str], Mapping[str, str]]:
+        assert self._few is not None  # noqa: S101 - its rows were read
+        before = {topic: _shown(found) for topic, found in at_the_earlier_cut(rows, self._few.changes).items()}
+        after = {topic: _shown(found) for topic, found in rows.items()}
+        return self._inputs.register_read(before, "a"), self._inputs.register_read(after, "b")
+
+    def _whole_tables(self) -> tuple[Mapping[str, str], Mapping[str, str]]:
+        return self._inputs.register(self._changed.before, "a"), self._inputs.register(self._changed.after, "b")
+
+
+@dataclass(frozen=True, slots=True)
+class _FewRows:
+    """The changed rows, and the tables from which the rows that they meet are read."""
+
+    graph: JoinGraph
+    tables: Mapping[str, TableVersion]
+    changes: Mapping[str, ChangedRows]
+
+    @classmethod
+    def of(cls, query: ViewQuery, sql: str, changed: ChangedInputs) -> _FewRows | None:
+        """Read the changed rows; None if the SQL has no join graph, or if the driver cannot read the tables."""
+        try:
+            tables = {topic: _opened(changed.after[topic]) for topic in query.inputs}
+            shown = {
+                topic: [name for name in t.columns.names if name not in OWN_COLUMNS] for topic, t in tables.items()
+            }
+            graph = JoinGraph.of(sql, query.key, shown)
+            if graph is None:
+                return None
+            changes = {}
+            for topic, keys in changed.keys.items():
+                first, earlier = keys.column_names[0], _opened(changed.before[topic])
+                changes[topic] = ChangedRows(earlier.rows(first, keys[first]), tables[topic].rows(first, keys[first]))
+        except RowsNotReadable:
+            return None
+        return cls(graph, tables, changes)
+
+    def needed(self) -> NeededRows:
+        return NeededRows(self.graph, self.tables)
+
+
+def _opened(version: InputVersion) -> TableVersion:
+    return TableVersion(version.target, version.version, version.relation)
+
+
+def _shown(rows: pa.Table) -> pa.Table:
+    """Return rows of a target with the columns that views see."""
+    return rows.select([name for name in rows.column_names if name not in OWN_COLUMNS])

@@ -1,0 +1,219 @@
+"""The log of views: a second log of the same format, with the changes of the views, and what they were computed from.
+
+Its only writer is the apply process. A change has the position of the cut of the inputs at which it was computed, so
+the log of views is at most as far as the sink that the views read. All changes of one cut are one commit. The commit
+says which versions of the inputs the views were computed from and which definition of each view was used. So a crash
+at any point repeats the computation of one cut: files without a commit are never read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Final, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc.failpoint import hit
+from cdc.log.bucket_files import Root
+from cdc.log.disk_format import CommitInfo, CommitSource, LogIdentity
+from cdc.log.file_selection import TableSelection
+from cdc.log.reader import LogReader
+from cdc.log.writer import LogWriter, SegmentLimits, StagedFile
+from cdc.log_row import LOG_SCHEMA, Operation, RowOrder, control_row
+from cdc.position import Position
+from cdc.table import TableSchema
+from pipelines.folding.fold import fold
+from pipelines.views.changed_rows import log_rows
+
+STAGED_BYTES: Final = 64 << 20
+"""Size in bytes from which the rows of a view are written from memory to a data file."""
+
+
+@dataclass(frozen=True, slots=True)
+class InputVersion:
+    """The version of one input at the cut from which the views were computed."""
+
+    target: str
+    """URI of the Delta table."""
+    version: int
+    relation: int
+    """The log's number of the source table."""
+    parked: tuple[tuple[str, ...], ...] = ()
+    """Keys of the parked rows, of which the table has an older version or none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedView:
+    """How the rows of a view in the log were computed."""
+
+    fingerprint: str
+    """Hash of the definition with which they were computed."""
+    position: int
+    """Position of the inputs of which they are the result."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedFrom:
+    """What the views were computed from at the end of the log of views."""
+
+    inputs: Mapping[str, InputVersion] = field(default_factory=dict)
+    """Topic → version of the input."""
+    views: Mapping[str, ComputedView] = field(default_factory=dict)
+    """Topic of each view that is complete → how it was computed."""
+
+    def to_json(self) -> str:
+        """Return the text that a commit contains."""
+        inputs = {topic: asdict(found) for topic, found in self.inputs.items()}
+        views = {topic: asdict(found) for topic, found in self.views.items()}
+        return json.dumps({"inputs": inputs, "views": views}, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Parse the result of `to_json`; an empty text gives an empty object."""
+        found = json.loads(text or "{}")
+        inputs = {
+            topic: InputVersion(**{**fields, "parked": tuple(map(tuple, fields["parked"]))})
+            for topic, fields in found.get("inputs", {}).items()
+        }
+        return cls(inputs, {topic: ComputedView(**fields) for topic, fields in found.get("views", {}).items()})
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The position of the inputs at which views are computed, and the commit time of the transaction at it."""
+
+    position: Position
+    committed_at: int
+    """Microseconds since 1970 UTC; 0 if unknown."""
+
+
+class LogOfViews:
+    """The log of views of one pipeline; one thread of one process writes to it."""
+
+    def __init__(self, root: Root, identity: LogIdentity, limits: SegmentLimits) -> None:
+        """Open the log for writing; it is created if it does not exist."""
+        self._root = root
+        self.writer = LogWriter.open(root, identity, limits)
+        self._reader: LogReader | None = None
+
+    @property
+    def position(self) -> Position:
+        """The cut up to which the views were computed; 0 if they never were."""
+        return self.writer.durable or Position(0)
+
+    @property
+    def computed_from(self) -> ComputedFrom:
+        """What the last commit was computed from."""
+        last = self.writer.last_commit
+        return ComputedFrom.from_json("" if last is None else last.views)
+
+    def schemas(self) -> dict[str, TableSchema]:
+        """Return topic → latest version of each view that the log knows."""
+        return {schema.topic: schema for schema in self._current().schemas().values()}
+
+    def versions(self, topic: str) -> list[TableSchema]:
+        """Return every version of a view, oldest first."""
+        return [schema for _, schema in self._current().schema_history() if schema.topic == topic]
+
+    def state(self, schema: TableSchema) -> pa.Table:
+        """Return the rows of a view at the end of the log, with the columns `key` and `after`."""
+        return rows_of_view(self._current(), schema, self.position)
+
+    def begin(self, cut: Cut) -> ViewCommit:
+        """Begin the commit with the changes of the views at a cut, which must be after the last one."""
+        return ViewCommit(self.writer, cut)
+
+    def _current(self) -> LogReader:
+        if self._reader is None:
+            self._reader = LogReader(self._root)
+        self._reader.refresh()
+        return self._reader
+
+
+class ViewCommit:
+    """One commit of the log of views: the changes of all views at one cut."""
+
+    def __init__(self, writer: LogWriter, cut: Cut) -> None:
+        self._writer, self._cut = writer, cut
+        self._ordinal = 0
+        self._files: list[StagedFile] = []
+        self._waiting: list[pa.RecordBatch] = []
+        self._waiting_bytes = 0
+        self.rows: dict[str, int] = {}
+        """Topic → number of its changed rows."""
+
+    @contextmanager
+    def view(self, topic: str) -> Iterator[None]:
+        """Add the changes of one view in the block. If it raises an error, no change of the view is added."""
+        self._stage()
+        ordinal, files = self._ordinal, len(self._files)
+        self.rows[topic] = 0
+        try:
+            yield
+            self._stage()
+        except BaseException:
+            self._waiting, self._waiting_bytes, self._ordinal = [], 0, ordinal
+            del self.rows[topic]
+            for file in self._files[files:]:
+                file.path.unlink(missing_ok=True)
+            del self._files[files:]
+            raise
+
+    def add_version(self, schema: TableSchema) -> None:
+        """Add a version of a view: its columns, its key and its state."""
+        self._add(self._control(schema, Operation.SCHEMA, schema.to_json()))
+
+    def add_rows(self, schema: TableSchema, rows: pa.Table) -> None:
+        """Add rows of CHANGED_ROWS."""
+        order = RowOrder(int(self._cut.position), self._ordinal, 0, self._cut.committed_at)
+        for batch in log_rows(rows, schema, order).to_batches():
+            self._add(batch)
+        self.rows[schema.topic] += rows.num_rows
+        hit("view_rows_added")
+
+    def end_build(self, schema: TableSchema) -> None:
+        """Say that the view is complete with the rows of this commit: rows that it had before are deleted."""
+        self._add(self._control(schema, Operation.GENERATION, str(int(self._cut.position)).encode()))
+
+    def commit(self, source: CommitSource, computed_from: ComputedFrom) -> None:
+        """Commit all changes. source: the source server of the change log."""
+        self._stage()
+        hit("views_staged")
+        info = CommitInfo(
+            last=self._cut.position,
+            committed_at=self._cut.committed_at,
+            rows=self._ordinal,
+            transactions=1 if self._ordinal else 0,
+            views=computed_from.to_json(),
+            **source._asdict(),
+        )
+        self._writer.commit(self._files, info)
+        hit("views_committed")
+
+    def _add(self, batch: pa.RecordBatch) -> None:
+        self._waiting.append(batch)
+        self._ordinal += batch.num_rows
+        self._waiting_bytes += batch.nbytes
+        if self._waiting_bytes >= STAGED_BYTES:
+            self._stage()
+
+    def _stage(self) -> None:
+        if self._waiting:
+            self._files += self._writer.stage(pa.Table.from_batches(self._waiting, LOG_SCHEMA))
+            self._waiting, self._waiting_bytes = [], 0
+
+    def _control(self, schema: TableSchema, operation: Operation, payload: bytes) -> pa.RecordBatch:
+        order = RowOrder(int(self._cut.position), self._ordinal, 0, self._cut.committed_at)
+        return control_row(order, operation, schema.relation, schema.topic, payload)
+
+
+def rows_of_view(log: LogReader, schema: TableSchema, upto: Position) -> pa.Table:
+    """Return the rows of a view at a position of the log of views, with the columns `key` and `after`."""
+    only = TableSelection(relations=(schema.relation, schema.relation))
+    rows = pa.Table.from_batches(log.rows(Position(0), upto, only=only), LOG_SCHEMA)
+    latest = fold(rows.filter(pc.equal(rows["relation"], schema.relation)), sink="")
+    return latest.filter(pc.equal(latest["op"], Operation.UPDATE.value)).select(["key", "after"])

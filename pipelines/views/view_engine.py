@@ -1,0 +1,327 @@
+"""The view engine: computes what changed in the views from one cut of their inputs to the next, and logs it.
+
+For the range (a, b] of positions, and for each view:
+
+1. the change log says which rows of the inputs changed; their old rows are read at cut a, their new rows at cut b
+2. from these rows follow the keys of view rows that can have changed, at a and at b
+3. the view is computed for these keys only, at a and at b
+4. the differences become one commit of the log of views, at position b
+
+A view at b is therefore its SQL over the inputs at b. The engine keeps no state: the old rows are computed again. Where
+old inputs are not readable any more, where every row of an input may have changed, and for SQL that does not allow step
+2, the whole view is computed at b and compared with its rows in the log.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Final
+
+import pyarrow as pa
+import structlog
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from cdc.config import DeltaSinkDefinition, rule_of, table_settings
+from cdc.config.views import View
+from cdc.errors import CdcError, ViewFailed
+from cdc.log.disk_format import CommitSource
+from cdc.log.reader import LogReader
+from cdc.position import Position
+from cdc.stores.published_record import Published
+from cdc.table import TableSchema, TableState
+from pipelines.views.affected_rows import AffectedRows, ChangedInputs
+from pipelines.views.changed_rows import all_new, check_key, differences
+from pipelines.views.input_changes import KeysByRelation, changed_keys, distinct
+from pipelines.views.log_of_views import ComputedFrom, ComputedView, Cut, InputVersion, LogOfViews, ViewCommit
+from pipelines.views.view_columns import result_rows, view_images, view_keys, view_schema
+from pipelines.views.view_inputs import ViewInputs, usable_inputs
+from pipelines.views.view_query import ViewQuery
+
+TRY_AGAIN: Final = 60.0
+"""Seconds after which a view that failed is computed again, if nothing that it depends on changed before."""
+
+log = structlog.get_logger("views")
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One step from cut a to cut b."""
+
+    cut: Cut
+    before: ComputedFrom
+    """What the log of views was computed from, at a."""
+    inputs: Mapping[str, InputVersion]
+    """Topic → version of each input that is complete at b."""
+    schemas: Mapping[str, TableSchema]
+    """Topic → source table of each input at b."""
+    changes: Mapping[str, pa.Array | None]
+    """Topic of each changed input → keys of its rows that may have changed; None: every row may have."""
+
+
+@dataclass(slots=True)
+class ViewFigures:
+    """What the engine did for one view, since the process began."""
+
+    state: str = "waiting"
+    """`live`, `waiting` for its inputs, or `failed`."""
+    reason: str = ""
+    is_incremental: bool = True
+    position: int = 0
+    changed_rows: int = 0
+    affected_keys: int = 0
+    seconds: float = 0.0
+    """Duration of the last computation."""
+
+
+@dataclass(slots=True)
+class _Failure:
+    """Why a view cannot be computed, and what may change that."""
+
+    depends_on: object
+    due: float
+
+
+class ViewEngine:
+    """The views of one pipeline; one thread calls `advance`."""
+
+    def __init__(
+        self,
+        views: Sequence[View],
+        sink: DeltaSinkDefinition,
+        log_of_views: LogOfViews,
+        change_log: LogReader,
+        session: SparkSession,
+    ) -> None:
+        """sink: the sink whose targets are the inputs. Raises the errors of ViewQuery.parse."""
+        self._views, self._sink, self._log, self._change_log = views, sink, log_of_views, change_log
+        self._queries = {view.name: ViewQuery.parse(view.name, view.sql, view.key) for view in views}
+        self._inputs = ViewInputs(session, sink)
+        self._session = session
+        self._failures: dict[str, _Failure] = {}
+        self._refreshed_at: dict[str, float] = {}
+        self._requested: set[str] = set()
+        """Views to compute as a whole in the next step, because somebody asked for it."""
+        self._relations = _numbered([view.name for view in views], log_of_views.schemas())
+        self.figures = {view.name: ViewFigures() for view in views}
+        for view in views:
+            self.figures[view.name].is_incremental = self._queries[view.name].only_refresh is None
+
+    @property
+    def position(self) -> Position:
+        """The cut up to which the views were computed."""
+        return self._log.position
+
+    def refresh(self, name: str) -> None:
+        """Compute a view as a whole in the next step."""
+        self._requested.add(name)
+        self._failures.pop(name, None)
+
+    def advance(self, record: Published, source: CommitSource) -> bool:
+        """Compute the views at a published cut of the inputs; return False if they already are at or after it.
+
+        source: the source server of the change log.
+        """
+        cut = Cut(Position(record.position), record.committed_at)
+        if cut.position <= self._log.position:
+            return False
+        step = self._step(record, cut)
+        commit, computed = self._log.begin(cut), dict[str, ComputedView]()
+        for view in self._views:
+            found = self._compute(view, step, commit)
+            if found is not None:
+                computed[view.name] = found
+        commit.commit(source, ComputedFrom(step.inputs, computed))
+        self._inputs.keep_only(step.inputs)
+        for view in self._views:
+            figures = self.figures[view.name]
+            figures.position = computed[view.name].position if view.name in computed else figures.position
+            figures.changed_rows += commit.rows.get(view.name, 0)
+        return True
+
+    def _step(self, record: Published, cut: Cut) -> _Step:
+        before = self._log.computed_from
+        wanted = {topic for query in self._queries.values() for topic in query.inputs}
+        inputs = usable_inputs(record, wanted)
+        schemas = {
+            table.topic: TableSchema.from_json(table.schema)
+            for table in record.tables.values()
+            if table.topic in inputs and table.schema is not None
+        }
+        self._change_log.refresh()
+        by_relation = changed_keys(
+            self._change_log, self._log.position, cut.position, [found.relation for found in inputs.values()]
+        )
+        changes = {
+            topic: found
+            for topic, version in inputs.items()
+            if (found := _changes_of(version, before.inputs.get(topic), by_relation)) is None or len(found)
+        }
+        return _Step(
+            cut=cut,
+            before=before,
+            inputs=inputs,
+            schemas=schemas,
+            changes=changes,
+        )
+
+    def _compute(self, view: View, step: _Step, commit: ViewCommit) -> ComputedView | None:
+        """Add the changes of one view to the commit, and return how they were computed; None if they could not be."""
+        figures, began = self.figures[view.name], time.monotonic()
+        depends_on = (self._fingerprint(view), tuple(step.inputs), tuple(step.schemas.values()))
+        failure = self._failures.get(view.name)
+        if failure is not None and failure.depends_on == depends_on and began < failure.due:
+            return None
+        try:
+            with commit.view(view.name):
+                found = self._compute_changes(view, step, commit)
+        except (CdcError, PySparkException) as exc:
+            error = exc if isinstance(exc, CdcError) else _error_of(view, exc)
+            self._failures[view.name] = _Failure(depends_on, began + TRY_AGAIN)
+            figures.state, figures.reason = "failed", f"{error.code} {error.message}"
+            log.exception(
+                "a view stopped; the other views continue",
+                view=view.name,
+                reason=figures.reason,
+                exc_info=None if isinstance(exc, CdcError) else exc,
+            )
+            self._mark(view, commit, TableState.NEEDS_RESYNC, figures.reason)
+            return None
+        self._failures.pop(view.name, None)
+        figures.seconds = time.monotonic() - began
+        if found is not None:
+            figures.state, figures.reason = "live", ""
+        return found
+
+    def _compute_changes(self, view: View, step: _Step, commit: ViewCommit) -> ComputedView | None:
+        query, figures = self._queries[view.name], self.figures[view.name]
+        missing = sorted(set(query.inputs) - set(step.inputs))
+        if missing:
+            figures.state, figures.reason = "waiting", f"{missing[0]} is not complete in sink {self._sink.name!r}"
+            self._mark(view, commit, TableState.SNAPSHOTTING, figures.reason)
+            return None
+        known, fingerprint = self._log.schemas().get(view.name), self._fingerprint(view)
+        earlier = step.before.views.get(view.name)
+        now = ComputedView(fingerprint, int(step.cut.position))
+        if known is None or earlier is None or earlier.fingerprint != fingerprint:
+            self._build(view, step, commit)
+            return now
+        is_exact = earlier.position == int(self._log.position)
+        changed = set(query.inputs) & set(step.changes)
+        is_requested = view.name in self._requested
+        if is_exact and not changed and not is_requested:
+            return now
+        if query.only_refresh is not None and not is_requested and not self._is_due(view):
+            return earlier
+        is_small = all(step.changes[topic] is not None for topic in changed)
+        has_old = set(query.inputs) <= set(step.before.inputs)
+        if query.only_refresh is None and is_exact and is_small and has_old and not is_requested:
+            self._add_affected(view, known, step, commit)
+        else:
+            self._add_differences(view, known, step, commit)
+        return now
+
+    def _build(self, view: View, step: _Step, commit: ViewCommit) -> None:
+        """Add a new version of the view and all of its rows."""
+        result = self._whole(view, step)
+        schema = self._new_version(view, result.schema)
+        rows = _rows(result, schema)
+        commit.add_version(schema)
+        commit.add_rows(schema, all_new(rows))
+        commit.end_build(schema)
+        self._refreshed_at[view.name] = time.monotonic()
+
+    def _add_differences(self, view: View, known: TableSchema, step: _Step, commit: ViewCommit) -> None:
+        """Compute the whole view, and add its differences to the rows in the log."""
+        result = self._whole(view, step)
+        if self._new_version(view, result.schema) != known:
+            self._build(view, step, commit)
+            return
+        commit.add_rows(known, differences(self._log.state(known), _rows(result, known)))
+        self._refreshed_at[view.name] = time.monotonic()
+        self._requested.discard(view.name)
+
+    def _whole(self, view: View, step: _Step) -> pa.Table:
+        query = self._queries[view.name]
+        names = self._inputs.register({topic: step.inputs[topic] for topic in query.inputs}, "b")
+        return result_rows(self._session.sql(query.whole(names)))
+
+    def _add_affected(self, view: View, known: TableSchema, step: _Step, commit: ViewCommit) -> None:
+        """Compute the rows of the affected keys at both cuts, and add their differences."""
+        query = self._queries[view.name]
+        changed = ChangedInputs(
+            {topic: step.before.inputs[topic] for topic in query.inputs},
+            {topic: step.inputs[topic] for topic in query.inputs},
+            {
+                topic: self._inputs.typed_keys(keys, step.schemas[topic])
+                for topic, keys in step.changes.items()
+                if topic in query.inputs and keys is not None
+            },
+        )
+        affected = AffectedRows(query, view.sql, self._inputs, changed)
+        for old, new in affected.pairs():
+            if self._new_version(view, new.schema) != known:
+                raise ViewFailed(f"the columns of view {view.name!r} changed with those of its tables")
+            commit.add_rows(known, differences(_rows(old, known), _rows(new, known)))
+        self.figures[view.name].affected_keys += affected.number
+
+    def _new_version(self, view: View, fields: pa.Schema) -> TableSchema:
+        earlier = self._log.versions(view.name)
+        return view_schema(self._relations[view.name], view.name, view.key, fields, earlier)
+
+    def _mark(self, view: View, commit: ViewCommit, state: TableState, reason: str) -> None:
+        """Add a version of a view in another state, if the log has the view in a different one."""
+        known = self._log.schemas().get(view.name)
+        if known is not None and (known.state, known.reason) != (state, reason):
+            commit.add_version(known.flagged(state, reason))
+
+    def _is_due(self, view: View) -> bool:
+        last = self._refreshed_at.get(view.name)
+        return last is None or time.monotonic() - last >= view.refresh.every
+
+    def _fingerprint(self, view: View) -> str:
+        """Return a hash of all that the rows of a view depend on, besides the rows of its inputs."""
+        rules = []
+        for topic in self._queries[view.name].inputs:
+            rule = rule_of(topic, self._sink.rules)
+            transform = None if rule is None or rule.transform is None else rule.transform.fingerprint
+            rules.append(
+                [topic, table_settings(topic, self._sink, self._sink.rules).model_dump(mode="json"), transform]
+            )
+        text = json.dumps([view.sql, view.key, rules], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _changes_of(version: InputVersion, before: InputVersion | None, changes: KeysByRelation) -> pa.Array | None:
+    """Return the keys of the rows of one input that may have changed; None if every row may have."""
+    if before is None or before.relation != version.relation or before.target != version.target:
+        return None
+    found = changes.get(version.relation, pa.array([], pa.list_(pa.string())))
+    parked = {*before.parked} ^ {*version.parked} if before.parked != version.parked else set()
+    if found is None or not parked:
+        return found
+    return distinct(pa.concat_arrays([found, pa.array(sorted(map(list, parked)), found.type)]))
+
+
+def _rows(result: pa.Table, schema: TableSchema) -> pa.Table:
+    """Return rows of a view as keys and images; raise ViewKeyNotUnique if the key identifies no row."""
+    rows = pa.table({"key": view_keys(result, schema), "after": view_images(result, schema)})
+    check_key(rows, schema)
+    return rows
+
+
+def _error_of(view: View, exc: PySparkException) -> CdcError:
+    text = str(exc).partition("\n")[0]
+    return ViewFailed(f"view {view.name!r} cannot be computed: {text[:300]}")
+
+
+def _numbered(names: Sequence[str], known: Mapping[str, TableSchema]) -> dict[str, int]:
+    """Return name → number in the log of views; a view that the log does not have yet gets an unused one."""
+    used = max((schema.relation for schema in known.values()), default=0)
+    unused = count(used + 1)
+    return {name: known[name].relation if name in known else next(unused) for name in names}

@@ -1,0 +1,116 @@
+"""The inputs of views in Spark: tables of a Delta sink at a cut, some of their rows, or rows that the driver read."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import structlog
+from pyspark.errors import AnalysisException
+from pyspark.sql import functions as F
+
+from cdc.config import DeltaSinkDefinition, rule_of, table_settings
+from cdc.stores.published_record import Published, TargetState
+from cdc.table import TableSchema
+from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN, column_name
+from pipelines.sinks.delta.settings import type_policy
+from pipelines.sinks.delta.spark_target import frame_of, require_delta
+from pipelines.sinks.delta.target_layout import backticked
+from pipelines.types.typed_rows import typed_keys
+from pipelines.views.log_of_views import InputVersion
+from pipelines.views.view_columns import result_rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+LISTED: Final = 500
+"""Maximum number of keys that a condition lists; Delta and Parquet can then skip files and row groups."""
+_IS_FIRST: Final = "_is_first"
+OWN_COLUMNS: Final = (POSITION_COLUMN, ORDINAL_COLUMN, RELATION_COLUMN)
+"""Columns of a target that views do not see."""
+
+log = structlog.get_logger("views")
+
+
+def usable_inputs(record: Published, topics: Collection[str]) -> dict[str, InputVersion]:
+    """Return topic → version at a cut, for each of the topics that is complete there."""
+    return {
+        table.topic: InputVersion(table.target, table.version, table.relation, table.parked)
+        for table in record.tables.values()
+        if table.topic in topics and table.state == TargetState.STREAMING and table.version is not None
+    }
+
+
+class ViewInputs:
+    """Temporary views of the inputs in one Spark session."""
+
+    def __init__(self, session: SparkSession, sink: DeltaSinkDefinition) -> None:
+        self.session, self._sink = require_delta(session), sink
+        self._frames: dict[InputVersion, DataFrame] = {}
+
+    def register(self, versions: Mapping[str, InputVersion], side: str) -> dict[str, str]:
+        """Create a temporary view of each input; return topic → its name. side: distinguishes the cuts in names.
+
+        An input whose version was removed is left out.
+        """
+        names = {}
+        for number, (topic, version) in enumerate(sorted(versions.items())):
+            try:
+                frame = self._frame(version)
+            except AnalysisException as exc:
+                log.warning("a version of a table was removed", table=topic, version=version.version, reason=str(exc))
+                continue
+            names[topic] = f"input_{side}_{number}"
+            frame.createOrReplaceTempView(names[topic])
+        return names
+
+    def register_read(self, rows: Mapping[str, pa.Table], side: str) -> dict[str, str]:
+        """Create temporary views of rows that the driver has read; as `register`."""
+        names = {}
+        for number, (topic, table) in enumerate(sorted(rows.items())):
+            names[topic] = f"read_{side}_{number}"
+            self.register_table(table, names[topic])
+        return names
+
+    def register_rows(self, table: str, keys: pa.Table, name: str) -> None:
+        """Create the temporary view `name` of the rows of `table`, a temporary view, that have one of the keys."""
+        frame = self.session.table(table)
+        if keys.num_columns == 1 and keys.num_rows <= LISTED:
+            (column,) = keys.column_names
+            frame = frame.where(F.col(backticked(column)).isin(keys[column].to_pylist()))
+        else:
+            wanted = F.broadcast(frame_of(self.session, keys))
+            frame = frame.join(wanted, on=[*keys.column_names], how="left_semi")
+        frame.createOrReplaceTempView(name)
+
+    def register_table(self, rows: pa.Table, name: str) -> None:
+        """Create the temporary view `name` of these rows."""
+        frame_of(self.session, rows).createOrReplaceTempView(name)
+
+    def both(self, one: str, other: str) -> tuple[pa.Table, pa.Table]:
+        """Run two queries with the same columns as one job, and return their rows."""
+        sql = f"SELECT true AS `{_IS_FIRST}`, * FROM ({one}) UNION ALL SELECT false, * FROM ({other})"
+        rows = result_rows(self.session.sql(sql))
+        is_first, rows = rows[_IS_FIRST], rows.drop_columns([_IS_FIRST])
+        return rows.filter(is_first), rows.filter(pc.invert(is_first))
+
+    def keep_only(self, versions: Mapping[str, InputVersion]) -> None:
+        """Forget the frames of all other versions."""
+        self._frames = {version: frame for version, frame in self._frames.items() if version in versions.values()}
+
+    def typed_keys(self, keys: pa.Array, schema: TableSchema) -> pa.Table:
+        """Return keys, which are lists of texts, with the names and types of the key columns of the target."""
+        rule = rule_of(schema.topic, self._sink.rules)
+        renamed = {} if rule is None or rule.transform is None else rule.transform.rename
+        typed = typed_keys(keys, schema, type_policy(table_settings(schema.topic, self._sink, self._sink.rules)))
+        return typed.rename_columns([column_name(renamed.get(column.name, column.name)) for column in schema.key])
+
+    def _frame(self, version: InputVersion) -> DataFrame:
+        if version not in self._frames:
+            rows = self.session.read.format("delta").option("versionAsOf", version.version).load(version.target)
+            if RELATION_COLUMN in rows.columns:
+                rows = rows.where(F.col(RELATION_COLUMN) == version.relation)
+            self._frames[version] = rows.drop(*OWN_COLUMNS)
+        return self._frames[version]

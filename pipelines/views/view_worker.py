@@ -1,0 +1,169 @@
+"""The thread of the apply process that keeps the views up to date: it follows the cuts of the sink that they read."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from threading import Event, Thread
+from typing import Final
+
+import structlog
+from pyspark.sql import SparkSession
+
+from cdc.back_off import BackOff
+from cdc.capture.settings import reader_settings, retention_of
+from cdc.catalog import Catalog
+from cdc.catalog.view_requests import take_refreshes
+from cdc.config import Definition
+from cdc.config.views import NAME_OF_VIEWS
+from cdc.errors import CdcError, as_cdc_error
+from cdc.log.consumer_registration import ConsumerRegistration
+from cdc.log.disk_format import LogIdentity
+from cdc.log.maintenance_worker import RetentionWorker
+from cdc.log.reader import LogReader
+from cdc.stores.published_record import Published, TableRecord, TargetState
+from pipelines.runtime.sink_lease import SinkLeases
+from pipelines.runtime.sink_status_reporter import ProgressReporter, SinkFigures
+from pipelines.views.input_cuts import InputCuts
+from pipelines.views.log_of_views import LogOfViews
+from pipelines.views.view_engine import ViewEngine, ViewFigures
+
+CUT_POLL: Final = 0.2
+"""Seconds for which the thread waits for a cut before it looks whether it should end."""
+ASK_EVERY: Final = 1.0
+"""Seconds between two looks for requests in the catalog."""
+FAILED: Final = BackOff(0.5, 30.0)
+"""Pauses between attempts after an error that is not that of one view."""
+_STATES: Final = {
+    "live": TargetState.STREAMING,
+    "waiting": TargetState.SNAPSHOTTING,
+    "failed": TargetState.FAILED,
+}
+
+log = structlog.get_logger("views")
+
+
+@dataclass(frozen=True, slots=True)
+class ViewServices:
+    """What the thread needs of its process."""
+
+    session: Callable[[], SparkSession]
+    """Starts Spark, if necessary, and returns its session."""
+    leases: SinkLeases
+    figures: SinkFigures
+    """The reported state of the views."""
+    refreshes: Callable[[], Sequence[str]]
+    """Returns the views that somebody asked to compute as a whole, each once."""
+
+
+class ViewWorker(Thread):
+    """Computes the views of a definition until `stop` is set. Errors are logged, and the views are tried again."""
+
+    def __init__(self, definition: Definition, cuts: InputCuts, services: ViewServices, stop: Event) -> None:
+        super().__init__(name=NAME_OF_VIEWS, daemon=True)
+        self._definition, self._cuts, self._services, self._end = definition, cuts, services, stop
+        self._is_upkeep_due = Event()
+
+    def run(self) -> None:
+        """Follow the sink; after an error, begin again."""
+        failures = 0
+        while not self._end.is_set():
+            if not self._services.leases.try_acquire(NAME_OF_VIEWS):
+                self._end.wait(FAILED.seconds(1))
+                continue
+            try:
+                self._follow()
+                return
+            except Exception as exc:
+                failures += 1
+                error = as_cdc_error(exc, NAME_OF_VIEWS)
+                if self._end.is_set():
+                    return
+                self._services.figures.record_failure(error)
+                log.warning(
+                    "cannot compute the views; the sinks continue, and the views are tried again",
+                    code=error.code,
+                    message=error.message,
+                    exc_info=None if isinstance(exc, CdcError) else exc,
+                )
+                self._end.wait(FAILED.seconds(failures))
+
+    def _follow(self) -> None:
+        definition = self._definition
+        sink = definition.sink_of_view_inputs
+        assert sink is not None  # noqa: S101 - the definition was checked
+        change_log = LogReader(definition.log.root)
+        views = open_log_of_views(definition, change_log)
+        engine = ViewEngine(definition.views, sink, views, change_log, self._services.session().newSession())
+        registration = ConsumerRegistration(definition.log.root, _consumer_uuid(change_log.log_id), NAME_OF_VIEWS)
+        with RetentionWorker(definition.log.of_views, retention_of(definition), self._is_upkeep_due.set) as upkeep:
+            asked_at = 0.0
+            while not self._end.is_set():
+                if time.monotonic() - asked_at >= ASK_EVERY:
+                    self._follow_requests(engine)
+                    asked_at = time.monotonic()
+                registration.report(engine.position, change_log.pinned_version(engine.position))
+                record = self._cuts.take(CUT_POLL)
+                last = change_log.last_commit
+                if record is not None and last is not None and engine.advance(record, last.commit_source):
+                    self._report(record, engine.figures)
+                if record is not None:
+                    self._cuts.keep_only_last()
+                if self._is_upkeep_due.is_set():
+                    self._is_upkeep_due.clear()
+                    upkeep.commit_prepared(views.writer)
+
+    def _follow_requests(self, engine: ViewEngine) -> None:
+        try:
+            for name in self._services.refreshes():
+                engine.refresh(name)
+        except CdcError as exc:
+            log.warning("cannot read requests for views from the catalog", code=exc.code, message=exc.message)
+
+    def _report(self, record: Published, views: Mapping[str, ViewFigures]) -> None:
+        tables = {
+            number: TableRecord(number, topic, "", found.position, None, _STATES[found.state], found.reason or None)
+            for number, (topic, found) in enumerate(views.items())
+        }
+        rows = {number: found.changed_rows for number, found in enumerate(views.values())}
+        self._services.figures.record_published(
+            Published(record.position, record.committed_at, tables), lag=None, rows=rows
+        )
+
+
+@contextmanager
+def computed_views(
+    definition: Definition, session: Callable[[], SparkSession], reporter: ProgressReporter, catalog: Catalog
+) -> Iterator[InputCuts]:
+    """Compute the views of a definition during the block; yield what takes the cuts of the tables that they read."""
+    sink = definition.sink_of_view_inputs
+    assert sink is not None  # noqa: S101 - the definition was checked
+    cuts, ended = InputCuts(sink.name), Event()
+    figures, leases = (
+        SinkFigures(definition.name, NAME_OF_VIEWS, reporter.figures),
+        SinkLeases(catalog, definition.name),
+    )
+    reporter.sinks.append(figures)
+    services = ViewServices(session, leases, figures, partial(take_refreshes, catalog, definition.name))
+    worker = ViewWorker(definition, cuts, services, ended)
+    worker.start()
+    try:
+        yield cuts
+    finally:
+        ended.set()
+        worker.join()
+        leases.close()
+
+
+def open_log_of_views(definition: Definition, change_log: LogReader) -> LogOfViews:
+    """Open the log of views for writing; it is created if it does not exist."""
+    identity = LogIdentity(system_id=change_log.system_id, database=change_log.identity.database)
+    return LogOfViews(definition.log.of_views, identity, reader_settings(definition).limits)
+
+
+def _consumer_uuid(log_id: str) -> str:
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, f"cdc:{log_id}/{NAME_OF_VIEWS}"))

@@ -1,0 +1,55 @@
+"""Affected rows: the rows that the driver reads give the same result as the whole tables in Spark."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from pipelines.views.affected_rows import AffectedRows, ChangedInputs
+from pipelines.views.input_changes import changed_keys
+from pipelines.views.view_inputs import usable_inputs
+from pipelines.views.view_query import ViewQuery
+from tests.pipelines.views.shop_views import TABLES, ShopViews
+from tests.pipelines.views.test_view_engine import TOTALS, change, filled, opened
+
+pytestmark = [pytest.mark.usefixtures("with_delta"), pytest.mark.slow]
+
+
+def pairs(shop: ShopViews, changed: ChangedInputs, *, few: bool) -> list[set[str]]:
+    query = ViewQuery.parse(TOTALS["name"], TOTALS["sql"], TOTALS["key"])
+    rows = AffectedRows(query, TOTALS["sql"], shop.engine._inputs, changed)
+    assert rows._few is not None
+    if not few:
+        rows._few = None
+    found: list[set[str]] = [set(), set()]
+    for both in rows.pairs():
+        for side, part in zip(found, both, strict=True):
+            side.update(map(str, part.to_pylist()))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_both_ways_give_the_same_rows(tmp_path: Path, spark: SparkSession, seed: int) -> None:
+    chance = random.Random(seed)
+    with opened(tmp_path / "shop", spark, TOTALS) as shop:
+        filled(shop)
+        before = usable_inputs(shop.publish(), TABLES)
+        position = shop._loop.position
+        for _ in range(6):
+            shop.write(*(change(chance, shop) for _ in range(2)))
+        after = usable_inputs(shop.publish(), TABLES)
+        shop.engine._change_log.refresh()
+        relations = {schema.relation: schema for schema in TABLES.values()}
+        keys = changed_keys(shop.engine._change_log, position, shop._loop.position, relations)
+        typed = {
+            relations[relation].topic: shop.engine._inputs.typed_keys(found, relations[relation])
+            for relation, found in keys.items()
+            if isinstance(found, pa.Array)
+        }
+        changed = ChangedInputs(before, after, typed)
+
+        assert pairs(shop, changed, few=True) == pairs(shop, changed, few=False)

@@ -1,0 +1,139 @@
+"""The log of views: one commit per cut, what it was computed from, and computations that were cut off."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from cdc import failpoint
+from cdc.errors import LogFenced, ViewFailed
+from cdc.log.reader import LogReader
+from cdc.position import Position
+from cdc.table import TableSchema, TableState
+from pipelines.views.changed_rows import ROWS, all_new, differences
+from pipelines.views.log_of_views import (
+    ComputedFrom,
+    ComputedView,
+    Cut,
+    InputVersion,
+    LogOfViews,
+    ViewCommit,
+    rows_of_view,
+)
+from tests.log.rows import IDENTITY, LIMITS, schema_of
+from tests.pipelines.views.shop_views import SOURCE
+
+VIEW = schema_of(1, "note")
+OTHER = replace(schema_of(2, "text"), name="other")
+COMPUTED = ComputedFrom(
+    {"shop.a": InputVersion("/lake/a", 3, 7, (("1",),))}, {VIEW.topic: ComputedView("fingerprint", 20)}
+)
+
+
+def rows(*notes: str) -> pa.Table:
+    images = [[(1, str(number)), (2, note)] for number, note in enumerate(notes)]
+    return pa.table({"key": [[str(number)] for number in range(len(notes))], "after": images}, schema=ROWS)
+
+
+def build(log: LogOfViews, position: int, *notes: str, schema: TableSchema = VIEW) -> None:
+    commit = log.begin(Cut(Position(position), 1_000))
+    with commit.view(schema.topic):
+        commit.add_version(schema)
+        commit.add_rows(schema, all_new(rows(*notes)))
+        commit.end_build(schema)
+    commit.commit(SOURCE, COMPUTED)
+
+
+def notes(log: LogOfViews) -> list[str]:
+    return sorted(dict(row["after"])[2] for row in log.state(VIEW).to_pylist())
+
+
+def add_half(commit: ViewCommit, schema: TableSchema) -> None:
+    with commit.view(schema.topic):
+        commit.add_version(schema)
+        commit.add_rows(schema, all_new(rows("b", "c")))
+        raise ViewFailed("half")
+
+
+@pytest.fixture(name="log")
+def _log(tmp_path: Path) -> LogOfViews:
+    return LogOfViews(tmp_path / "log", IDENTITY, LIMITS)
+
+
+def test_a_new_log_was_computed_from_nothing(log: LogOfViews) -> None:
+    assert (log.position, log.computed_from, log.schemas()) == (0, ComputedFrom(), {})
+
+
+def test_a_commit_says_what_it_was_computed_from(log: LogOfViews, tmp_path: Path) -> None:
+    build(log, 20, "a", "b")
+    again = LogOfViews(tmp_path / "log", IDENTITY, LIMITS)
+
+    assert (again.position, again.computed_from) == (20, COMPUTED)
+    assert again.schemas() == {VIEW.topic: VIEW}
+    assert notes(again) == ["a", "b"]
+
+
+def test_differences_follow_and_another_build_replaces_all_rows(log: LogOfViews) -> None:
+    build(log, 20, "a", "b", "c")
+    commit = log.begin(Cut(Position(40), 2_000))
+    with commit.view(VIEW.topic):
+        commit.add_rows(VIEW, differences(log.state(VIEW), rows("a", "x")))
+    commit.commit(SOURCE, COMPUTED)
+    assert (notes(log), commit.rows) == (["a", "x"], {VIEW.topic: 2})
+
+    build(log, 60, "z")
+    assert notes(log) == ["z"]
+    reader = LogReader(log._root)
+    assert rows_of_view(reader, VIEW, Position(40)).num_rows == 2
+    ordinals = [row["ordinal"] for batch in reader.rows(Position(20), Position(60)) for row in batch.to_pylist()]
+    assert sorted(ordinals) == [0, 0, 1, 1, 2]
+
+
+def test_a_view_that_fails_leaves_nothing_in_the_commit(log: LogOfViews, tmp_path: Path) -> None:
+    commit = log.begin(Cut(Position(20), 1_000))
+    with commit.view(VIEW.topic):
+        commit.add_version(VIEW)
+        commit.add_rows(VIEW, all_new(rows("a")))
+    with pytest.raises(ViewFailed):
+        add_half(commit, OTHER)
+    commit.add_version(VIEW.flagged(TableState.NEEDS_RESYNC, "half"))
+    commit.commit(SOURCE, COMPUTED)
+
+    reader = LogReader(tmp_path / "log")
+    found = [row for batch in reader.rows(Position(0), Position(20)) for row in batch.to_pylist()]
+    assert sorted((row["ordinal"], row["op"], row["relation"]) for row in found) == [
+        (0, "s", 1),
+        (1, "r", 1),
+        (2, "s", 1),
+    ]
+    assert len(list((tmp_path / "log").glob("changes/segment=*/*.parquet"))) == len(reader.every_file())
+
+
+def test_nothing_is_committed_twice_or_after_another_writer(log: LogOfViews, tmp_path: Path) -> None:
+    build(log, 20, "a")
+    with pytest.raises(LogFenced):
+        build(log, 20, "a")
+    build(LogOfViews(tmp_path / "log", IDENTITY, LIMITS), 40, "b")
+    with pytest.raises(LogFenced):
+        build(log, 60, "c")
+
+
+@pytest.mark.parametrize(
+    ("point", "position"), [("view_rows_added", 20), ("views_staged", 20), ("views_committed", 40)]
+)
+def test_a_commit_that_was_cut_off_is_there_wholly_or_not_at_all(
+    log: LogOfViews, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str, position: int
+) -> None:
+    build(log, 20, "a")
+    monkeypatch.setenv(failpoint.VARIABLE, f"{point}:1:abandon")
+    with pytest.raises(failpoint.Abandoned):
+        build(log, 40, "b", "c")
+    monkeypatch.delenv(failpoint.VARIABLE)
+
+    again = LogOfViews(tmp_path / "log", IDENTITY, LIMITS)
+    assert (again.position, notes(again)) == (position, ["a"] if position == 20 else ["b", "c"])
+    build(again, 60, "d")
+    assert notes(again) == ["d"]

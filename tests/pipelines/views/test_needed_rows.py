@@ -1,0 +1,94 @@
+"""Rows that changed rows and keys of a view need, read by their columns from real targets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from pipelines.sinks.delta.settings import DeltaSettings
+from pipelines.sinks.delta.sink import DeltaSink
+from pipelines.sinks.delta.table_version import RowsNotReadable, TableVersion
+from pipelines.views.join_graph import JoinGraph
+from pipelines.views.needed_rows import ChangedRows, NeededRows, at_the_earlier_cut
+from tests.contracts.folded import ORDERS, batch, put
+
+ITEMS = replace(ORDERS, relation=2, oid=2, name="items")
+SQL = "SELECT o.id, i.item FROM shop.orders o JOIN shop.items i ON i.item = o.item"
+
+
+class TwoTables:
+    """A lake with orders and items, which have an id and an item each."""
+
+    def __init__(self, folder: Path) -> None:
+        self._sink = DeltaSink(DeltaSettings("lake", f"{folder}/{{schema}}/{{table}}"))
+        self._sink.open("log-1")
+        self._upto = 0
+
+    def put(self, orders: Mapping[int, str], items: Mapping[int, str]) -> dict[str, TableVersion]:
+        """Write rows, and return the new versions by topic."""
+        upto = self._upto + 20
+        found = {}
+        for schema, rows in ((ORDERS, orders), (ITEMS, items)):
+            changes = [put(number, item, upto, ordinal=schema.relation * 100 + number) for number, item in rows.items()]
+            made = self._sink.apply(batch(changes, self._upto, upto, schema, generation=None if self._upto else 1))
+            assert made.version is not None
+            found[made.topic] = TableVersion(made.target, made.version, made.relation)
+        self._upto = upto
+        return found
+
+
+def graph(tables: Mapping[str, TableVersion]) -> JoinGraph:
+    found = JoinGraph.of(SQL, ["id"], {topic: one.columns.names for topic, one in tables.items()})
+    assert found is not None
+    return found
+
+
+def ids(rows: pa.Table) -> list[int]:
+    return sorted(rows["id"].to_pylist())
+
+
+def test_changed_rows_meet_the_rows_with_equal_columns(tmp_path: Path) -> None:
+    lake = TwoTables(tmp_path)
+    before = lake.put({1: "a", 2: "b", 3: "c"}, {10: "a", 11: "a", 12: "b", 13: "c"})
+    after = lake.put({1: "b"}, {})
+    keys = pa.array([1])
+    changes = {
+        "shop.orders": ChangedRows(before["shop.orders"].rows("id", keys), after["shop.orders"].rows("id", keys))
+    }
+    found = NeededRows(graph(after), after).meeting(changes)
+
+    assert (ids(found["shop.items"]), ids(found["shop.orders"])) == ([10, 11, 12], [1, 1])
+    earlier = at_the_earlier_cut(found, changes)
+    assert earlier["shop.orders"]["item"].to_pylist() == ["a"]
+    assert ids(earlier["shop.items"]) == [10, 11, 12]
+
+
+def test_a_row_that_did_not_change_stays_at_the_earlier_cut(tmp_path: Path) -> None:
+    lake = TwoTables(tmp_path)
+    tables = lake.put({1: "a"}, {10: "a"})
+    rows = tables["shop.orders"].rows("id", pa.chunked_array([[1]]))
+    changes = {"shop.orders": ChangedRows(rows, rows)}
+
+    assert ids(at_the_earlier_cut({"shop.orders": rows}, changes)["shop.orders"]) == [1]
+
+
+def test_keys_need_their_rows_and_those_that_they_meet(tmp_path: Path) -> None:
+    tables = TwoTables(tmp_path).put({1: "a", 2: "b"}, {10: "a", 11: "b"})
+    needed = NeededRows(graph(tables), tables)
+    found = needed.of_keys(pa.table({"id": [2]}))
+
+    assert (ids(found["shop.orders"]), ids(found["shop.items"])) == ([2], [11])
+    with pytest.raises(RowsNotReadable, match="the key of the view"):
+        needed.of_keys(pa.table({"id": pa.array([None], pa.int64())}))
+
+
+def test_a_table_that_nothing_joins_is_not_read(tmp_path: Path) -> None:
+    tables = TwoTables(tmp_path).put({1: "a"}, {10: "a"})
+    apart = JoinGraph.of("SELECT o.id FROM shop.orders o, shop.items i", ["id"], {t: ["id", "item"] for t in tables})
+    assert apart is not None
+    with pytest.raises(RowsNotReadable, match="no equal column"):
+        NeededRows(apart, tables).of_keys(pa.table({"id": [1]}))

@@ -1,0 +1,211 @@
+"""Views over a real lake in a real Spark: each is its SQL over the tables, and only real differences are logged."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from pyspark.sql import SparkSession
+
+from cdc import failpoint
+from cdc.table import TableState
+from tests.pipelines.views.shop_views import ITEMS, ORDERS, SOURCE, TABLES, ShopViews, Values
+
+pytestmark = [pytest.mark.usefixtures("with_delta"), pytest.mark.slow]
+
+TOTALS: Final[dict[str, Any]] = {
+    "name": "shop.v_totals",
+    "key": ["order_id"],
+    "sql": "SELECT o.id AS order_id, c.name AS customer, o.status, count(i.id) AS items,"
+    " sum(i.quantity * i.price) AS total FROM shop.orders o JOIN shop.customers c ON c.id = o.customer_id"
+    " LEFT JOIN shop.items i ON i.order_id = o.id"
+    " GROUP BY o.id, c.name, o.status",
+}
+BY_DAY: Final[dict[str, Any]] = {
+    "name": "shop.v_days",
+    "key": ["day"],
+    "sql": "SELECT o.day, count(DISTINCT o.id) AS orders, sum(i.quantity) AS quantity FROM shop.orders o"
+    " JOIN shop.items i ON i.order_id = o.id WHERE o.day IS NOT NULL GROUP BY o.day",
+}
+RANKS: Final[dict[str, Any]] = {
+    "name": "shop.v_ranks",
+    "key": ["id"],
+    "sql": "SELECT id, row_number() OVER (ORDER BY name, id) AS rank FROM shop.customers",
+    "refresh": {"every": "1h"},
+}
+
+
+@contextmanager
+def opened(folder: Path, spark: SparkSession, *views: dict[str, Any]) -> Iterator[ShopViews]:
+    shop = ShopViews(folder, spark.newSession(), views)
+    try:
+        yield shop
+    finally:
+        shop.close()
+
+
+def filled(shop: ShopViews) -> None:
+    shop.write(
+        ("shop.customers", "c", ("1", "Ada")),
+        ("shop.customers", "c", ("2", "Bob")),
+        *(("shop.orders", "c", (str(n), str(1 + n % 2), "new", "2026-01-0" + str(1 + n % 3))) for n in range(6)),
+        *(("shop.items", "c", (str(n), str(n % 5), f"sku{n}", str(n + 1), "2.50")) for n in range(12)),
+    )
+
+
+def expected(shop: ShopViews, view: dict[str, Any]) -> set[tuple[str | None, ...]]:
+    """What Spark makes of the SQL over the rows that the source has."""
+    session, sql = shop._session, str(view["sql"])
+    for topic, schema in TABLES.items():
+        columns = ", ".join(f"{c.name} STRING" for c in schema.columns)
+        types = {"integer": "INT", "numeric": "DECIMAL(10,2)", "date": "DATE", "text": "STRING"}
+        casts = [f"CAST({c.name} AS {types[c.type_name]}) AS {c.name}" for c in schema.columns]
+        rows = session.createDataFrame(list(shop.tables[topic].values()), columns)
+        rows.selectExpr(*casts).createOrReplaceTempView(f"expected_{schema.name}")
+        sql = sql.replace(topic, f"expected_{schema.name}")
+    return {tuple(None if v is None else str(v) for v in row) for row in session.sql(sql).collect()}
+
+
+def operations(shop: ShopViews, view: dict[str, Any]) -> list[tuple[str, Any]]:
+    return [(row["op"], row["key"] and row["key"][0]) for row in shop.changes(view["name"])]
+
+
+def test_a_view_is_built_and_then_follows_the_changes_of_all_its_tables(tmp_path: Path, spark: SparkSession) -> None:
+    with opened(tmp_path / "shop", spark, TOTALS, BY_DAY) as shop:
+        filled(shop)
+        shop.compute()
+        assert [op for op, _ in operations(shop, TOTALS)] == ["s", *["r"] * 6, "g"]
+
+        shop.write(("shop.items", "u", ("1", "1", "sku1", "5", "2.50")))
+        shop.compute()
+        assert operations(shop, TOTALS) == [("u", "1")]
+        shop.write(("shop.customers", "u", ("2", "Bo")))  # orders 1, 3 and 5
+        shop.compute()
+        assert operations(shop, TOTALS) == [("u", "1"), ("u", "3"), ("u", "5")]
+        assert operations(shop, BY_DAY) == []
+        shop.write(("shop.items", "u", ("2", "4", "sku2", "3", "2.50")), ("shop.orders", "d", ("3",)))
+        shop.compute()
+        assert operations(shop, TOTALS) == [("d", "3"), ("u", "2"), ("u", "4")]
+        for view in (TOTALS, BY_DAY):
+            assert shop.rows(view["name"]) == expected(shop, view)
+        shop.write(("shop.items", "t", ("",)))
+        shop.compute()
+        for view in (TOTALS, BY_DAY):
+            assert shop.rows(view["name"]) == expected(shop, view)
+
+
+def test_a_change_that_no_row_shows_is_not_logged(tmp_path: Path, spark: SparkSession) -> None:
+    with opened(tmp_path / "shop", spark, TOTALS) as shop:
+        filled(shop)
+        shop.compute()
+        shop.write(("shop.orders", "u", ("1", "2", "new", "2026-03-01")))
+        shop.compute()
+        assert operations(shop, TOTALS) == []
+        assert shop.engine.figures["shop.v_totals"].affected_keys == 1
+
+
+def test_other_sql_builds_the_view_again(tmp_path: Path, spark: SparkSession) -> None:
+    with opened(tmp_path / "shop", spark, TOTALS) as shop:
+        filled(shop)
+        shop.compute()
+        other = TOTALS | {"sql": "SELECT id AS order_id, status, day FROM shop.orders"}
+        shop.reopen(shop.define([other]))
+        shop.write(("shop.orders", "u", ("1", "2", "paid", "2026-03-01")))
+        shop.compute()
+        assert [op for op, _ in operations(shop, other)] == ["s", *["r"] * 6, "g"]
+        assert shop.rows("shop.v_totals") == expected(shop, other)
+        ids = {column.name: column.id for column in shop.views.schemas()["shop.v_totals"].columns}
+        assert ids == {"order_id": 1, "status": 3, "day": 6}
+
+
+def test_a_view_that_fails_stops_alone_and_comes_back(tmp_path: Path, spark: SparkSession) -> None:
+    many = {"name": "shop.v_skus", "key": ["order_id"], "sql": "SELECT order_id, sku FROM shop.items"}
+    with opened(tmp_path / "shop", spark, many, TOTALS) as shop:
+        shop.write(("shop.items", "c", ("1", "1", "a", "1", "1.00")))
+        shop.compute()
+        shop.write(("shop.items", "c", ("2", "1", "b", "1", "1.00")), ("shop.customers", "c", ("1", "Ada")))
+        shop.write(("shop.orders", "c", ("1", "1", "new", None)))
+        shop.compute()
+        assert shop.views.schemas()["shop.v_skus"].state is TableState.NEEDS_RESYNC
+        assert "more than one row with the key (order_id) = ['1']" in shop.engine.figures["shop.v_skus"].reason
+        assert operations(shop, many) == [("s", None)]
+        assert shop.rows("shop.v_totals") == expected(shop, TOTALS)
+
+        shop.write(("shop.items", "d", ("2",)))
+        shop.engine.refresh("shop.v_skus")
+        shop.compute()
+        assert shop.views.schemas()["shop.v_skus"].state is TableState.LIVE
+        assert shop.rows("shop.v_skus") == expected(shop, many)
+
+
+def test_sql_that_only_allows_it_is_computed_as_a_whole_when_due(tmp_path: Path, spark: SparkSession) -> None:
+    with opened(tmp_path / "shop", spark, RANKS) as shop:
+        filled(shop)
+        shop.compute()
+        shop.write(("shop.customers", "u", ("2", "Aaron")))
+        shop.compute()
+        assert operations(shop, RANKS) == []
+        position = shop.engine.figures["shop.v_ranks"].position
+        shop.engine.refresh("shop.v_ranks")
+        shop.write(("shop.customers", "c", ("3", "Zoe")))
+        shop.compute()
+        assert operations(shop, RANKS) == [("u", "1"), ("u", "2"), ("c", "3")]
+        assert shop.engine.figures["shop.v_ranks"].position > position
+        assert shop.rows("shop.v_ranks") == expected(shop, RANKS)
+
+
+@pytest.mark.parametrize("point", ["view_rows_added", "views_staged", "views_committed"])
+def test_a_computation_that_was_cut_off_is_repeated_once(
+    tmp_path: Path, spark: SparkSession, point: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(tmp_path / "shop", spark, TOTALS) as shop:
+        filled(shop)
+        shop.compute()
+        shop.write(("shop.customers", "u", ("2", "Bo")))
+        record = shop.publish()
+        monkeypatch.setenv(failpoint.VARIABLE, f"{point}:1:abandon")
+        with pytest.raises(failpoint.Abandoned):
+            shop.engine.advance(record, SOURCE)
+        monkeypatch.delenv(failpoint.VARIABLE)
+        shop.reopen()
+        shop.write(("shop.items", "u", ("1", "1", "sku1", "5", "2.50")))
+        shop.compute()
+        assert shop.rows("shop.v_totals") == expected(shop, TOTALS)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_changes(tmp_path: Path, spark: SparkSession, seed: int) -> None:
+    chance = random.Random(seed)
+    with opened(tmp_path / "shop", spark, TOTALS, BY_DAY) as shop:
+        for _ in range(12):
+            for _ in range(chance.randint(1, 4)):
+                shop.write(*(change(chance, shop) for _ in range(chance.randint(1, 4))))
+            before = {view["name"]: shop.rows(view["name"]) for view in (TOTALS, BY_DAY) if shop.engine.position}
+            shop.compute()
+            if chance.random() < 0.2:
+                shop.reopen()
+            for view in (TOTALS, BY_DAY):
+                assert shop.rows(view["name"]) == expected(shop, view)
+                if view["name"] in before:
+                    changed = before[view["name"]] ^ shop.rows(view["name"])
+                    assert len(operations(shop, view)) == len({row[0] for row in changed})
+
+
+def change(chance: random.Random, shop: ShopViews) -> tuple[str, str, Values]:
+    topic = chance.choice([*TABLES, ITEMS.topic, ORDERS.topic])
+    known, key = shop.tables[topic], str(chance.randint(0, 8))
+    if chance.random() < 0.02:
+        return topic, "t", ("",)
+    if key in known and chance.random() < 0.3:
+        return topic, "d", (key,)
+    small = str(chance.randint(0, 5))
+    values: dict[str, Values] = {
+        "shop.customers": (key, chance.choice(["Ada", "Bob", None])),
+        "shop.orders": (key, chance.choice([small, None]), "new", chance.choice([None, f"2026-01-0{small}"[:9] + "1"])),
+        "shop.items": (key, chance.choice([small, small, None]), f"sku{small}", small, f"{small}.25"),
+    }
+    return topic, "u" if key in known else "c", values[topic]
