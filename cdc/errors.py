@@ -117,7 +117,8 @@
         ├── ViewTableUnqualified    exit 2: a table is not written as schema.table
         ├── ViewKeyNotUnique        quarantine: two rows of a view have the same key
         ├── ViewColumnRefused       quarantine: a result column of a view cannot be a column of the log
-        └── ViewFailed              quarantine: Spark cannot compute a view
+        ├── ViewFailed              quarantine: Spark cannot compute a view
+        └── ViewOnlyRefreshed       exit 2: the SQL of a view does not allow what the definition demands
 
 Messages are lower case without a full stop. They name the failing object with ``!r`` and contain neither row
 values nor secrets. ``raise … from`` keeps the cause.
@@ -1179,6 +1180,14 @@ class ViewFailed(ViewError):
     code = "CDC-8008"
     reaction = Reaction.QUARANTINE
     remedy = "correct the SQL of the view, or the row; then run 'cdc views refresh NAME'"
+
+
+class ViewOnlyRefreshed(ViewError):
+    """The definition demands that a view is computed from changes, and its SQL does not allow it."""
+
+    code = "CDC-8009"
+    exit_code = ExitCode.USAGE
+    remedy = "write the SQL without what the message names, or remove 'incremental: required'"
 
 
 _RESTARTABLE: tuple[type[CdcError], ...] = (LogFenced, SinkFenced, UnknownRelation, DeliveryFenced)

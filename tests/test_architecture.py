@@ -44,6 +44,7 @@ LAYERS = (
     ("cdc.log", "the change log"),
     ("cdc.log.audit", "whether the log is what was written"),
     ("cdc.config", "definition files"),
+    ("cdc.view_sql", "the SQL of views"),
     ("cdc.pgoutput", "wire format to Arrow rows"),
     ("cdc.catalog", "commands, leases and visible state"),
     ("cdc.postgres", "the source server"),

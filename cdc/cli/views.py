@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
 NameArgument = Annotated[str, typer.Argument(help="Topic of a view of the definition, schema.table.", metavar="NAME")]
 
+SqlOption = Annotated[
+    bool, typer.Option("--sql", help="Print the SQL that finds the keys; a and b are the cuts before and after.")
+]
+
 
 def register(app: typer.Typer) -> None:
     """Add the command group `views` to the app."""
@@ -57,18 +61,36 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
     emit("views ls", json=False, summary=summary)
 
 
-def explain(name: NameArgument, config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
-    """Say for each table of a view how its changes find the rows to compute, or why the whole view is computed."""
-    import subprocess
-    import sys
-
+def explain(
+    name: NameArgument, config: ConfigOption = DEFAULT_CONFIG, sql: SqlOption = False, json: JsonOption = False
+) -> None:
+    """Say how the changes of each table find the rows of a view to compute, or why the whole view is computed."""
     from cdc.config import load_definition
+    from cdc.view_sql.changed_keys import InputsAtCut
+    from cdc.view_sql.view_query import ViewQuery
 
-    _check_name(load_definition(config), name)
-    options = ["--json"] if json else []
-    command = [sys.executable, "-m", "pipelines", "explain-view", "-c", str(config), *options, "--", name]
-    # a child process: this package imports no code of views
-    raise typer.Exit(subprocess.run(command, check=False).returncode)
+    definition = load_definition(config)
+    _check_name(definition, name)
+    view = next(one for one in definition.views if one.name == name)
+    query, key = ViewQuery.parse(view.name, view.sql, view.key), ", ".join(view.key)
+    tables = []
+    for topic in query.inputs:
+        cuts = [InputsAtCut({t: f"{t} {cut}" for t in query.inputs}, f"changed {topic} {cut}") for cut in ("a", "b")]
+        found = None if query.only_refresh is not None else query.affected_keys(topic, *cuts)
+        tables.append({"table": topic, "sql": found})
+    summary = f"view {name!r} is computed from the changes of {len(tables)} tables"
+    if query.only_refresh is not None:
+        summary = f"view {name!r} is computed as a whole every {view.refresh.every:g} s: {query.only_refresh}"
+    result = {"view": name, "incremental": query.only_refresh is None, "reason": query.only_refresh, "tables": tables}
+    if not json:
+        for table in tables:
+            how = "each change waits for the next computation"
+            if table["sql"] is not None:
+                how = f"a changed row leads to the keys ({key}) of the rows that it is part of, before and after"
+            echo(f"{table['table']}: {how}")
+            if sql and table["sql"] is not None:
+                echo(f"{table['sql']}\n")
+    emit("views explain", json=json, summary=summary, result=result)
 
 
 def refresh(name: NameArgument, config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:

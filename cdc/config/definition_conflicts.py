@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib import import_module
 from os.path import normpath
 from typing import Final, NamedTuple
 
@@ -29,9 +30,9 @@ from cdc.config.sinks import (
     settings_with_rule,
 )
 from cdc.config.transform import Transform
-from cdc.config.views import NAME_OF_VIEWS
+from cdc.config.views import NAME_OF_VIEWS, Incremental, View
 from cdc.config.yaml_document import Key
-from cdc.errors import CdcError, SchemaNotApplicable, TransformFailed
+from cdc.errors import CdcError, SchemaNotApplicable, TransformFailed, ViewError, ViewOnlyRefreshed
 from cdc.table import TableSchema, matches
 from cdc.target_names import column_name
 
@@ -292,12 +293,25 @@ def _views(definition: Definition) -> Iterator[Disagreement]:
         if definition.sink_of_view_inputs is None:
             message = "expected the name of a Delta sink of tables, whose targets the view can read"
             yield Disagreement((*key, "over") if view.over else key, message)
+        yield from _view_sql(view, key)
     names = [view.name for view in definition.views]
     for kind, consumers in (("sinks", definition.sinks), ("deliveries", definition.deliveries)):
         for place, consumer in enumerate(consumers):
             for number, glob in enumerate(consumer.views):
                 if not any(matches(name, [glob]) for name in names):
                     yield Disagreement((kind, place, "views", number), "no view of the definition matches this glob")
+
+
+def _view_sql(view: View, key: Key) -> Iterator[Disagreement]:
+    query = import_module("cdc.view_sql.view_query").ViewQuery  # imported late: few definitions have views
+    try:
+        reason = query.parse(view.name, view.sql, view.key).only_refresh
+    except ViewError as exc:
+        yield Disagreement((*key, "sql"), f"{exc.code} {exc.message}")
+        return
+    if reason is not None and view.incremental is Incremental.REQUIRED:
+        message = f"{ViewOnlyRefreshed.code} the view can only be computed as a whole: {reason}"
+        yield Disagreement((*key, "incremental"), message)
 
 
 def _schema(glob: str) -> str | None:

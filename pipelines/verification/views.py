@@ -20,12 +20,12 @@ from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.stores.published_record import TargetState
 from cdc.table import TableSchema, TableState, matches_name
+from cdc.view_sql.view_query import ViewQuery
 from pipelines.verification.compare_table import TableVerdict, refused
 from pipelines.views.changed_rows import differences
 from pipelines.views.log_of_views import ComputedFrom, rows_of_view
 from pipelines.views.view_columns import result_rows, view_images, view_keys
 from pipelines.views.view_inputs import ViewInputs
-from pipelines.views.view_query import ViewQuery
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,14 +12,14 @@ from typing import Final
 
 import pyarrow as pa
 
+from cdc.view_sql.changed_keys import InputsAtCut
+from cdc.view_sql.join_graph import JoinGraph
+from cdc.view_sql.view_query import ViewQuery
 from pipelines.sinks.delta.table_version import RowsNotReadable, TableVersion
-from pipelines.views.changed_keys import InputsAtCut
-from pipelines.views.join_graph import JoinGraph
 from pipelines.views.log_of_views import InputVersion
 from pipelines.views.needed_rows import ChangedRows, NeededRows, at_the_earlier_cut
 from pipelines.views.view_columns import result_rows
 from pipelines.views.view_inputs import OWN_COLUMNS, ViewInputs
-from pipelines.views.view_query import ViewQuery
 
 KEYS_AT_ONCE: Final = 50_000
 """Maximum number of affected keys whose rows are computed at once."""

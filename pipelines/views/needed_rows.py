@@ -15,8 +15,8 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from cdc.view_sql.join_graph import ColumnOf, JoinGraph
 from pipelines.sinks.delta.table_version import PLACE, RowsNotReadable, TableVersion
-from pipelines.views.join_graph import ColumnOf, JoinGraph
 
 MOST_ROWS: Final = 200_000
 """Maximum rows that are read for one step; above, Spark reads the tables."""

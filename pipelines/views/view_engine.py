@@ -35,13 +35,13 @@ from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.stores.published_record import Published
 from cdc.table import TableSchema, TableState
+from cdc.view_sql.view_query import ViewQuery
 from pipelines.views.affected_rows import AffectedRows, ChangedInputs
 from pipelines.views.changed_rows import all_new, check_key, differences
 from pipelines.views.input_changes import KeysByRelation, changed_keys, distinct
 from pipelines.views.log_of_views import ComputedFrom, ComputedView, Cut, InputVersion, LogOfViews, ViewCommit
 from pipelines.views.view_columns import result_rows, view_images, view_keys, view_schema
 from pipelines.views.view_inputs import ViewInputs, usable_inputs
-from pipelines.views.view_query import ViewQuery
 
 TRY_AGAIN: Final = 60.0
 """Seconds after which a view that failed is computed again, if nothing that it depends on changed before."""

@@ -42,6 +42,17 @@ def test_views_are_listed_with_their_state(capsys: pytest.CaptureFixture[str], d
     )
 
 
+def test_a_view_is_explained(capsys: pytest.CaptureFixture[str], definition: Path) -> None:
+    shown = run(capsys, "views", "explain", "shop.documents", "--sql", "-c", definition).output
+    assert "shop.items: a changed row leads to the keys (id) of the rows that it is part of" in shown
+    assert "`changed shop.items a`" in shown
+
+    definition.write_text(definition.read_text().replace("o.id FROM", "rank() OVER (ORDER BY o.id) AS id FROM"))
+    found = run(capsys, "views", "explain", "shop.documents", "-c", definition, "--json").envelope
+    assert "computed as a whole every 600 s" in found["summary"]
+    assert (found["result"]["incremental"], found["result"]["tables"][0]["sql"]) == (False, None)
+
+
 def test_a_refresh_is_a_request_to_the_apply_process(capsys: pytest.CaptureFixture[str], definition: Path) -> None:
     assert "computed at the next cut" in run(capsys, "views", "refresh", "shop.documents", "-c", definition).output
     with opened(definition) as catalog:

@@ -157,3 +157,20 @@ def test_a_view_has_a_name_of_its_own_and_reads_a_delta_sink(tmp_path: Path) -> 
     assert keys(_VIEWS.replace("key: [id]", "key: [id], over: find")) == ["views.0.over"]
     assert keys(_VIEWS.replace("views: [shop.documents]", "views: [shop.lists]")) == ["sinks.1.views.0"]
     assert keys(_VIEWS.replace("name: documents, type", "name: views, type")) == ["sinks.1.name"]
+
+
+def test_the_sql_of_a_view_is_checked(tmp_path: Path) -> None:
+    def messages(sql: str, **more: str) -> list[tuple[str, str]]:
+        text = _VIEWS.replace(
+            "SELECT id FROM shop.orders", f"'{sql}'" + "".join(f", {k}: {v}" for k, v in more.items())
+        )
+        found = check_definition(write(tmp_path, f"{SOUND}{text}"), {}).issues
+        return [(issue.key, issue.message.partition(" ")[0]) for issue in found]
+
+    assert messages("SELECT id FROM") == [("views.0.sql", "CDC-8001")]
+    assert messages("SELECT id, now() AS n FROM shop.orders") == [("views.0.sql", "CDC-8002")]
+    assert messages("SELECT total FROM shop.orders") == [("views.0.sql", "CDC-8003")]
+    assert messages("SELECT id FROM orders") == [("views.0.sql", "CDC-8005")]
+    whole = "SELECT id FROM shop.orders ORDER BY id LIMIT 5"
+    assert messages(whole) == []
+    assert messages(whole, incremental="required") == [("views.0.incremental", "CDC-8009")]

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
+from cdc.view_sql.view_query import ViewQuery
 from pipelines.views.affected_rows import AffectedRows, ChangedInputs
 from pipelines.views.input_changes import changed_keys
 from pipelines.views.view_inputs import usable_inputs
-from pipelines.views.view_query import ViewQuery
 from tests.pipelines.views.shop_views import TABLES, ShopViews
 from tests.pipelines.views.test_view_engine import TOTALS, change, filled, opened
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from cdc.view_sql.join_graph import JoinGraph
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.sinks.delta.table_version import RowsNotReadable, TableVersion
-from pipelines.views.join_graph import JoinGraph
 from pipelines.views.needed_rows import ChangedRows, NeededRows, at_the_earlier_cut
 from tests.contracts.folded import ORDERS, batch, put
 

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from pipelines.views.view_query import ViewQuery
+from cdc.view_sql.view_query import ViewQuery
 from tests.fixtures.examples import examples
-from tests.pipelines.views.random_views import COLUMNS, Case, Row, random_case
-from tests.pipelines.views.view_engines import DuckDb, Engine, Spark, affected_keys, differing_keys
+from tests.view_sql.random_views import COLUMNS, Case, Row, random_case
+from tests.view_sql.view_engines import DuckDb, Engine, Spark, affected_keys, differing_keys
 
 RANDOMS = st.randoms(use_true_random=False)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cdc.errors import CdcError, ViewKeyUnknown, ViewNotDeterministic, ViewOrderUndeclared, ViewTableUnqualified
-from pipelines.views.view_query import ViewQuery
+from cdc.view_sql.view_query import ViewQuery
 
 
 @pytest.mark.parametrize(

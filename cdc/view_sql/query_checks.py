@@ -10,9 +10,9 @@ from typing import Final
 from sqlglot import TokenType, exp
 
 from cdc.errors import ViewKeyUnknown, ViewNotDeterministic, ViewOrderUndeclared, ViewTableUnqualified
-from pipelines.views.query_structure import JoinKind, Query, Select, TableReference
-from pipelines.views.sql_functions import changing_name, depends_on_order, has_aggregate, name_of
-from pipelines.views.sql_text import SqlText, offset_of, qualifier_of
+from cdc.view_sql.query_structure import JoinKind, Query, Select, TableReference
+from cdc.view_sql.sql_functions import changing_name, depends_on_order, has_aggregate, name_of
+from cdc.view_sql.sql_text import SqlText, offset_of, qualifier_of
 
 _NO_ORDER: Final = "nothing proves that its order is total"
 

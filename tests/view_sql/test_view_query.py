@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import SparkSession
 
-from pipelines.views.changed_keys import InputsAtCut
-from pipelines.views.view_query import ViewQuery
-from tests.pipelines.views.random_views import COLUMNS, Case, Row
-from tests.pipelines.views.view_engines import Spark, tables
+from cdc.view_sql.changed_keys import InputsAtCut
+from cdc.view_sql.view_query import ViewQuery
+from tests.view_sql.random_views import COLUMNS, Case, Row
+from tests.view_sql.view_engines import Spark, tables
 
 A: list[Row] = [(1, 1, 5, 10), (2, 1, 5, 20), (3, None, None, 30)]
 B: list[Row] = [(1, 1, 5, 7)]

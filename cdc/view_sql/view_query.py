@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-from pipelines.views.changed_keys import ChangedKeys, InputsAtCut, semi_join
-from pipelines.views.query_checks import (
+from cdc.view_sql.changed_keys import ChangedKeys, InputsAtCut, semi_join
+from cdc.view_sql.query_checks import (
     clauses_for_refresh,
     joins_and_groups_for_refresh,
     refuse_changing_results,
     refuse_unknown_key,
     tables_of,
 )
-from pipelines.views.query_structure import Query, quoted, structure_of
-from pipelines.views.sql_text import SqlText
+from cdc.view_sql.query_structure import Query, quoted, structure_of
+from cdc.view_sql.sql_text import SqlText
 
 
 @dataclass(frozen=True, slots=True)

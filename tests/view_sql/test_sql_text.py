@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cdc.errors import ViewSqlInvalid
-from pipelines.views.sql_text import SqlText, offset_of
+from cdc.view_sql.sql_text import SqlText, offset_of
 
 
 def test_a_place_is_line_and_column_of_an_identifier() -> None:

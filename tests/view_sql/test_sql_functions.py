@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import SparkSession
 
-from pipelines.views.sql_functions import ANY_ORDER, ORDERED_BY_ROWS, changing_name, depends_on_order, has_aggregate
-from pipelines.views.sql_text import SqlText
+from cdc.view_sql.sql_functions import ANY_ORDER, ORDERED_BY_ROWS, changing_name, depends_on_order, has_aggregate
+from cdc.view_sql.sql_text import SqlText
 
 
 def test_every_aggregate_of_spark_is_known(spark: SparkSession) -> None:

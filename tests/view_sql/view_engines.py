@@ -11,9 +11,9 @@ import duckdb
 import sqlglot
 from pyspark.sql import SparkSession
 
-from pipelines.views.changed_keys import InputsAtCut
-from pipelines.views.view_query import ViewQuery
-from tests.pipelines.views.random_views import COLUMNS, Case, Row
+from cdc.view_sql.changed_keys import InputsAtCut
+from cdc.view_sql.view_query import ViewQuery
+from tests.view_sql.random_views import COLUMNS, Case, Row
 
 
 class Engine(Protocol):

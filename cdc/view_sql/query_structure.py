@@ -13,8 +13,8 @@ from typing import Final
 from sqlglot import TokenType, exp
 
 from cdc.errors import ViewTableUnqualified
-from pipelines.views.sql_functions import has_aggregate
-from pipelines.views.sql_text import SqlText
+from cdc.view_sql.sql_functions import has_aggregate
+from cdc.view_sql.sql_text import SqlText
 
 
 class JoinKind(StrEnum):

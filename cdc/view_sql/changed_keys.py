@@ -27,8 +27,8 @@ from typing import Final
 
 from sqlglot import exp
 
-from pipelines.views.query_structure import JoinKind, Query, Select, TableReference, quoted
-from pipelines.views.sql_text import SqlText, offset_of, qualifier_of
+from cdc.view_sql.query_structure import JoinKind, Query, Select, TableReference, quoted
+from cdc.view_sql.sql_text import SqlText, offset_of, qualifier_of
 
 
 @dataclass(frozen=True, slots=True)

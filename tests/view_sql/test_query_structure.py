@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cdc.errors import ViewTableUnqualified
-from pipelines.views.query_structure import JoinKind, structure_of
-from pipelines.views.sql_text import SqlText
+from cdc.view_sql.query_structure import JoinKind, structure_of
+from cdc.view_sql.sql_text import SqlText
 
 SQL = """WITH recent(id, n) AS (SELECT customer_id, count(*) FROM shop.orders GROUP BY 1)
 SELECT c.id, c.name IS DISTINCT FROM 'x' AS other

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipelines.views.join_graph import ColumnOf, JoinGraph, Lookup
+from cdc.view_sql.join_graph import ColumnOf, JoinGraph, Lookup
 
 COLUMNS = {
     "shop.orders": ["id", "customer_id", "Status"],
