@@ -118,7 +118,8 @@
         ├── ViewKeyNotUnique        quarantine: two rows of a view have the same key
         ├── ViewColumnRefused       quarantine: a result column of a view cannot be a column of the log
         ├── ViewFailed              quarantine: Spark cannot compute a view
-        └── ViewOnlyRefreshed       exit 2: the SQL of a view does not allow what the definition demands
+        ├── ViewOnlyRefreshed       exit 2: the SQL of a view does not allow what the definition demands
+        └── ViewCycle               exit 2: a view reads itself
 
 Messages are lower case without a full stop. They name the failing object with ``!r`` and contain neither row
 values nor secrets. ``raise … from`` keeps the cause.
@@ -1188,6 +1189,14 @@ class ViewOnlyRefreshed(ViewError):
     code = "CDC-8009"
     exit_code = ExitCode.USAGE
     remedy = "write the SQL without what the message names, or remove 'incremental: required'"
+
+
+class ViewCycle(ViewError):
+    """A view reads itself, directly or by way of other views."""
+
+    code = "CDC-8010"
+    exit_code = ExitCode.USAGE
+    remedy = "let one of the views that the message names read tables instead"
 
 
 _RESTARTABLE: tuple[type[CdcError], ...] = (LogFenced, SinkFenced, UnknownRelation, DeliveryFenced)

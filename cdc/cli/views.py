@@ -67,12 +67,12 @@ def explain(
     """Say how the changes of each table find the rows of a view to compute, or why the whole view is computed."""
     from cdc.config import load_definition
     from cdc.view_sql.changed_keys import InputsAtCut
-    from cdc.view_sql.view_query import ViewQuery
+    from cdc.view_sql.views_over_views import queries_of
 
     definition = load_definition(config)
     _check_name(definition, name)
     view = next(one for one in definition.views if one.name == name)
-    query, key = ViewQuery.parse(view.name, view.sql, view.key), ", ".join(view.key)
+    query, key = queries_of(definition.views)[name], ", ".join(view.key)
     tables = []
     for topic in query.inputs:
         cuts = [InputsAtCut({t: f"{t} {cut}" for t in query.inputs}, f"changed {topic} {cut}") for cut in ("a", "b")]

@@ -293,7 +293,7 @@ def _views(definition: Definition) -> Iterator[Disagreement]:
         if definition.sink_of_view_inputs is None:
             message = "expected the name of a Delta sink of tables, whose targets the view can read"
             yield Disagreement((*key, "over") if view.over else key, message)
-        yield from _view_sql(view, key)
+        yield from _view_sql(definition, view, key)
     names = [view.name for view in definition.views]
     for kind, consumers in (("sinks", definition.sinks), ("deliveries", definition.deliveries)):
         for place, consumer in enumerate(consumers):
@@ -302,10 +302,10 @@ def _views(definition: Definition) -> Iterator[Disagreement]:
                     yield Disagreement((kind, place, "views", number), "no view of the definition matches this glob")
 
 
-def _view_sql(view: View, key: Key) -> Iterator[Disagreement]:
-    query = import_module("cdc.view_sql.view_query").ViewQuery  # imported late: few definitions have views
+def _view_sql(definition: Definition, view: View, key: Key) -> Iterator[Disagreement]:
+    analysis = import_module("cdc.view_sql.views_over_views")  # imported late: few definitions have views
     try:
-        reason = query.parse(view.name, view.sql, view.key).only_refresh
+        reason = analysis.query_of(view.name, {one.name: one for one in definition.views}).only_refresh
     except ViewError as exc:
         yield Disagreement((*key, "sql"), f"{exc.code} {exc.message}")
         return

@@ -48,6 +48,11 @@ class ViewQuery:
             reason = joins_and_groups_for_refresh(text, structure, key)
         return cls(name, tuple(key), topics, reason, text, structure)
 
+    @property
+    def sql(self) -> str:
+        """The SQL that was analysed."""
+        return self._text.sql
+
     def whole(self, tables: Mapping[str, str]) -> str:
         """Return the query over temporary views. tables: topic → name of its temporary view."""
         parts, done = [], self._text.start

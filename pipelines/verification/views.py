@@ -20,7 +20,7 @@ from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.stores.published_record import TargetState
 from cdc.table import TableSchema, TableState, matches_name
-from cdc.view_sql.view_query import ViewQuery
+from cdc.view_sql.views_over_views import queries_of
 from pipelines.verification.compare_table import TableVerdict, refused
 from pipelines.views.changed_rows import differences
 from pipelines.views.log_of_views import ComputedFrom, rows_of_view
@@ -70,7 +70,7 @@ def _expected_rows(
     """Return the result of the SQL of a view; None if a version of a table that it reads was removed."""
     sink = definition.sink_of_view_inputs
     assert sink is not None  # noqa: S101 - the definition was checked
-    query, inputs = ViewQuery.parse(view.name, view.sql, view.key), ViewInputs(spark(), sink)
+    query, inputs = queries_of(definition.views)[view.name], ViewInputs(spark(), sink)
     names = inputs.register({topic: computed.inputs[topic] for topic in query.inputs}, "verify")
     if len(names) < len(query.inputs):
         return None

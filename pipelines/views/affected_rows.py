@@ -39,9 +39,9 @@ class ChangedInputs:
 class AffectedRows:
     """Computes rows of one view for one step."""
 
-    def __init__(self, query: ViewQuery, sql: str, inputs: ViewInputs, changed: ChangedInputs) -> None:
+    def __init__(self, query: ViewQuery, inputs: ViewInputs, changed: ChangedInputs) -> None:
         self._query, self._inputs, self._changed = query, inputs, changed
-        self._few = _FewRows.of(query, sql, changed)
+        self._few = _FewRows.of(query, changed)
         self.number = 0
         """Number of the affected keys."""
 
@@ -105,14 +105,14 @@ class _FewRows:
     changes: Mapping[str, ChangedRows]
 
     @classmethod
-    def of(cls, query: ViewQuery, sql: str, changed: ChangedInputs) -> _FewRows | None:
+    def of(cls, query: ViewQuery, changed: ChangedInputs) -> _FewRows | None:
         """Read the changed rows; None if the SQL has no join graph, or if the driver cannot read the tables."""
         try:
             tables = {topic: _opened(changed.after[topic]) for topic in query.inputs}
             shown = {
                 topic: [name for name in t.columns.names if name not in OWN_COLUMNS] for topic, t in tables.items()
             }
-            graph = JoinGraph.of(sql, query.key, shown)
+            graph = JoinGraph.of(query.sql, query.key, shown)
             if graph is None:
                 return None
             changes = {}

@@ -35,7 +35,7 @@ from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.stores.published_record import Published
 from cdc.table import TableSchema, TableState
-from cdc.view_sql.view_query import ViewQuery
+from cdc.view_sql.views_over_views import queries_of
 from pipelines.views.affected_rows import AffectedRows, ChangedInputs
 from pipelines.views.changed_rows import all_new, check_key, differences
 from pipelines.views.input_changes import KeysByRelation, changed_keys, distinct
@@ -98,9 +98,9 @@ class ViewEngine:
         change_log: LogReader,
         session: SparkSession,
     ) -> None:
-        """sink: the sink whose targets are the inputs. Raises the errors of ViewQuery.parse."""
+        """sink: the sink whose targets are the inputs. Raises the errors of `queries_of`."""
         self._views, self._sink, self._log, self._change_log = views, sink, log_of_views, change_log
-        self._queries = {view.name: ViewQuery.parse(view.name, view.sql, view.key) for view in views}
+        self._queries = queries_of(views)
         self._inputs = ViewInputs(session, sink)
         self._session = session
         self._failures: dict[str, _Failure] = {}
@@ -263,7 +263,7 @@ class ViewEngine:
                 if topic in query.inputs and keys is not None
             },
         )
-        affected = AffectedRows(query, view.sql, self._inputs, changed)
+        affected = AffectedRows(query, self._inputs, changed)
         for old, new in affected.pairs():
             if self._new_version(view, new.schema) != known:
                 raise ViewFailed(f"the columns of view {view.name!r} changed with those of its tables")
@@ -293,7 +293,7 @@ class ViewEngine:
             rules.append(
                 [topic, table_settings(topic, self._sink, self._sink.rules).model_dump(mode="json"), transform]
             )
-        text = json.dumps([view.sql, view.key, rules], sort_keys=True)
+        text = json.dumps([self._queries[view.name].sql, view.key, rules], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.usefixtures("with_delta"), pytest.mark.slow]
 
 def pairs(shop: ShopViews, changed: ChangedInputs, *, few: bool) -> list[set[str]]:
     query = ViewQuery.parse(TOTALS["name"], TOTALS["sql"], TOTALS["key"])
-    rows = AffectedRows(query, TOTALS["sql"], shop.engine._inputs, changed)
+    rows = AffectedRows(query, shop.engine._inputs, changed)
     assert rows._few is not None
     if not few:
         rows._few = None

@@ -31,6 +31,13 @@ BY_DAY: Final[dict[str, Any]] = {
     "sql": "SELECT o.day, count(DISTINCT o.id) AS orders, sum(i.quantity) AS quantity FROM shop.orders o"
     " JOIN shop.items i ON i.order_id = o.id WHERE o.day IS NOT NULL GROUP BY o.day",
 }
+LARGE: Final[dict[str, Any]] = {
+    "name": "shop.v_large",
+    "key": ["customer"],
+    "sql": "SELECT t.customer, count(*) AS orders, max(t.total) AS most FROM shop.v_totals t WHERE t.items > 1"
+    " GROUP BY t.customer",
+}
+"""A view over TOTALS."""
 RANKS: Final[dict[str, Any]] = {
     "name": "shop.v_ranks",
     "key": ["id"],
@@ -96,6 +103,17 @@ def test_a_view_is_built_and_then_follows_the_changes_of_all_its_tables(tmp_path
         shop.compute()
         for view in (TOTALS, BY_DAY):
             assert shop.rows(view["name"]) == expected(shop, view)
+
+
+def test_a_view_over_a_view_follows_the_tables_of_both(tmp_path: Path, spark: SparkSession) -> None:
+    with opened(tmp_path / "shop", spark, TOTALS, LARGE) as shop:
+        filled(shop)
+        shop.compute()
+        shop.write(("shop.items", "u", ("1", "1", "sku1", "500", "2.50")))
+        shop.compute()
+        assert operations(shop, LARGE) == [("u", "Bob")]
+        sql = LARGE["sql"].replace("shop.v_totals", f"({TOTALS['sql']})")
+        assert shop.rows("shop.v_large") == expected(shop, {"sql": sql})
 
 
 def test_a_change_that_no_row_shows_is_not_logged(tmp_path: Path, spark: SparkSession) -> None:

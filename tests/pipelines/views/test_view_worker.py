@@ -64,6 +64,7 @@ def assert_equal(pipeline: Pipeline) -> None:
     assert wanted <= compared
 
 
+@pytest.mark.timeout(1_500)
 def test_views_follow_their_tables_over_kills_of_both_processes(shop: tuple[Pipeline, Workload]) -> None:
     pipeline, workload = shop
     reader = pipeline.reader()
