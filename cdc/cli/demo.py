@@ -53,6 +53,12 @@ def demo(  # noqa: PLR0913, PLR0917 - the options of the command
             "remove them at the end. With https://USER@HOST the password is read from OPENSEARCH_PASSWORD.",
         ),
     ] = None,
+    views: Annotated[
+        bool,
+        typer.Option(
+            "--views", help="Also derive two views by SQL: documents of orders in a search index, and revenue per day."
+        ),
+    ] = False,
     delta_jars: Annotated[
         str,
         typer.Option(
@@ -77,6 +83,8 @@ def demo(  # noqa: PLR0913, PLR0917 - the options of the command
         raise InvalidDefinition(f"--pg {pg!r} is not supported: expected 16 or 18")
     if opensearch is not None and no_spark:
         raise InvalidDefinition("--opensearch has no effect with --no-spark: omit one of them")
+    if views and no_spark:
+        raise InvalidDefinition("--views has no effect with --no-spark: omit one of them")
     stop = _stop_on_signals()
 
     from cdc.service.pipeline_children import warm_process
@@ -97,6 +105,7 @@ def demo(  # noqa: PLR0913, PLR0917 - the options of the command
             port=port,
             jars=jars,
             cluster=None if opensearch is None else SearchCluster.of(opensearch, os.environ),
+            with_views=views,
         )
         screen = Terminal(out, began)
         try:

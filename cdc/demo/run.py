@@ -21,7 +21,7 @@ from cdc.demo.step_results import DemoReport
 from cdc.demo.terminal import Terminal, cdc_command, display_path, lag_line
 from cdc.demo.time_travel_step import TimeTravelStep
 from cdc.demo.verification_step import compare_log, verify
-from cdc.demo.workspace import POSTGRES_PORT, Workspace, free_port, open_workspace
+from cdc.demo.workspace import DOCUMENTS, MARTS, POSTGRES_PORT, Workspace, free_port, open_workspace
 from cdc.errors import PositionNotReached
 from cdc.position import Position
 from cdc.postgres.connection import connect
@@ -87,6 +87,7 @@ class LivePhase:
         """
         if (cluster := self.context.settings.cluster) is not None:
             self.report.search = cluster.shown
+        self.report.first_row_seconds |= dict.fromkeys(self._rows_of.values())
         self._announce_processes()
         if not self._wait_for_log():
             return self.report
@@ -221,6 +222,12 @@ class LivePhase:
             self._verify(() if all(step.equal for step in versions) else context.settings.sinks)
 
     @property
+    def _rows_of(self) -> dict[str, str]:
+        """Return sink → name of its first rows in the report."""
+        of_views = {DOCUMENTS: "documents", MARTS: "revenue"} if self.context.settings.with_views else {}
+        return {LAKE: "delta", SEARCH: "search", **of_views}
+
+    @property
     def _is_waiting(self) -> bool:
         return bool(self.context.settings.sinks) and None in self.report.first_row_seconds.values()
 
@@ -229,7 +236,7 @@ class LivePhase:
         snapshot = self.probe.snapshot()
         self._freshness.add(snapshot)
         self._slow = snapshot.slow or self._slow
-        for sink, name in ((LAKE, "delta"), (SEARCH, "search")):
+        for sink, name in self._rows_of.items():
             if sink in snapshot.sinks and self.report.first_row_seconds[name] is None:
                 self.report.first_row_seconds[name] = round(self.context.screen.seconds, 2)
                 self._announce_sink(sink, snapshot)
@@ -237,7 +244,10 @@ class LivePhase:
 
     def _announce_sink(self, sink: str, snapshot: PipelineSnapshot) -> None:
         workspace, screen = self.context.workspace, self.context.screen
-        if sink == LAKE:
+        if sink in {DOCUMENTS, MARTS}:
+            views = cdc_command("views ls", workspace.definition)
+            screen.done("view", f"{display_path(workspace.state / sink)}   try: {views}")
+        elif sink == LAKE:
             version, _ = snapshot.versions.get((LAKE, "shop.orders"), (None, 0))
             text = "" if version is None else f"orders v{version} · "
             query = cdc_command('query "select status, count(*) from shop.orders group by 1"', workspace.definition)
@@ -317,6 +327,8 @@ class DemoSettings:
     jars: tuple[str, ...] = ()
     cluster: SearchCluster | None = None
     """Cluster with the search indexes; None for a local index."""
+    with_views: bool = False
+    """Whether two views are computed and applied to sinks of their own."""
 
     @property
     def processes(self) -> tuple[str, ...]:
@@ -326,7 +338,8 @@ class DemoSettings:
     @property
     def sinks(self) -> tuple[str, ...]:
         """Return the names of the sinks that the demo fills from the start."""
-        return (LAKE, SEARCH) if self.spark else ()
+        of_views = (DOCUMENTS, MARTS) if self.with_views else ()
+        return (LAKE, SEARCH, *of_views) if self.spark else ()
 
 
 def play(settings: DemoSettings, screen: Terminal, stop: Event, warm: WarmProcess | None) -> DemoReport:
@@ -342,7 +355,7 @@ def play(settings: DemoSettings, screen: Terminal, stop: Event, warm: WarmProces
         dsn = stack.enter_context(_database(settings, workspace, screen))
         port = _page_port(settings, screen)
         search = None if settings.cluster is None else settings.cluster.keys(workspace.state)
-        workspace.define(dsn, port, settings.jars, search)
+        workspace.define(dsn, port, settings.jars, search, with_views=settings.with_views)
         children = stack.enter_context(DemoProcesses.of_pipeline(workspace, settings.processes, warm))
         probe = PipelineProbe(workspace)
         stack.callback(probe.close)

@@ -20,6 +20,8 @@ POSTGRES_PORT: Final = 54329
 """Port number in the name of the Postgres socket; set explicitly, so that the user's PGPORT does not apply."""
 _HISTORY_PLACEHOLDER: Final = "# the demo adds the history sink here after the workload"
 """Comment in the definition file that the history sink replaces."""
+DOCUMENTS, MARTS = "documents", "marts"
+"""Names of the sinks of views."""
 _LAST_PORT: Final = 65_535
 
 
@@ -55,11 +57,28 @@ class Workspace:
         added = Template(script_text("history.yaml")).substitute(values).rstrip()
         self.definition.write_text(self.definition.read_text().replace(_HISTORY_PLACEHOLDER, added))
 
+    @property
+    def _view_sinks(self) -> tuple[dict[str, Any], ...]:
+        """The sinks of the views: documents of orders in a search index, and the revenue as a Delta table."""
+        marts = f"{self.state}/marts/{{schema}}/{{table}}"
+        return (
+            {"name": DOCUMENTS, "type": "search", "path": f"{self.state}/documents", "views": ["shop.order_documents"]},
+            {"name": MARTS, "type": "delta", "path": marts, "views": ["shop.revenue"]},
+        )
+
     def output(self, process: str) -> Path:
         """Return the path of the file with the output of a child process."""
         return self.state / f"{process}.out"
 
-    def define(self, dsn: str, port: int, jars: Sequence[str], search: Mapping[str, Any] | None = None) -> None:
+    def define(
+        self,
+        dsn: str,
+        port: int,
+        jars: Sequence[str],
+        search: Mapping[str, Any] | None = None,
+        *,
+        with_views: bool = False,
+    ) -> None:
         """Write the definition file with the source's DSN, the page's port and the jars, without the history sink.
 
         search: the keys of the search sink that say where its index is; default a directory in the state folder.
@@ -68,6 +87,8 @@ class Workspace:
         keys = search or {"engine": "tantivy", "path": f"{self.state}/search"}
         values["search"] = json.dumps(keys).removeprefix("{").removesuffix("}")
         values["history"] = _HISTORY_PLACEHOLDER
+        values["views"] = script_text("views.yaml") if with_views else ""
+        values["view_sinks"] = "".join(f"\n  - {json.dumps(sink)}" for sink in self._view_sinks) if with_views else ""
         self.definition.write_text(Template(script_text("shop.yaml")).substitute(values))
 
 

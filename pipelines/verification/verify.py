@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from cdc.catalog import Catalog, VerifiedRange
 from cdc.config import Definition, DeltaSinkDefinition, SearchSinkDefinition
 from cdc.config.views import NAME_OF_VIEWS
-from cdc.errors import ConfigError, PositionNotReached, SinkUnavailable
+from cdc.errors import ConfigError, LogError, PositionNotReached, SinkUnavailable
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.postgres.publication import published_schema
@@ -147,11 +147,11 @@ def _views(definition: Definition, options: VerifyOptions) -> tuple[TableVerdict
             sink for sink in definition.sinks if sink.views and (not options.sinks or sink.name in options.sinks)
         ]
         for sink in of_views:
-            log = LogReader(definition.log.of_views)
             try:
-                at_rest = open_at_rest(sink)
-            except SinkUnavailable as exc:
-                found += _unreadable_sink(log, sink, options, exc)
+                log, at_rest = LogReader(definition.log.of_views), open_at_rest(sink)
+            except (LogError, SinkUnavailable, PositionNotReached) as exc:
+                selected = [view.name for view in definition.views if _is_selected(view.name, sink, options)]
+                found += [refused(sink.name, name, UNREADABLE, refusal_reason(exc)) for name in selected]
                 continue
             found += _compare_sink_with_log(log, sink, at_rest, options, spark)
     return tuple(found)

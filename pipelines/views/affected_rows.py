@@ -18,7 +18,6 @@ from cdc.view_sql.view_query import ViewQuery
 from pipelines.sinks.delta.table_version import RowsNotReadable, TableVersion
 from pipelines.views.log_of_views import InputVersion
 from pipelines.views.needed_rows import ChangedRows, NeededRows, at_the_earlier_cut
-from pipelines.views.view_columns import result_rows
 from pipelines.views.view_inputs import OWN_COLUMNS, ViewInputs
 
 KEYS_AT_ONCE: Final = 50_000
@@ -68,7 +67,7 @@ class AffectedRows:
                     self._inputs.register_table(_shown(change.old if side == "a" else change.new), changed)
                 cuts.append(InputsAtCut(names, changed))
             queries.append(self._query.affected_keys(topic, *cuts))
-        return result_rows(self._inputs.session.sql(" UNION ".join(f"({one})" for one in queries)))
+        return self._inputs.rows(" UNION ".join(f"({one})" for one in queries))
 
     def _names_for_changes(self) -> tuple[Mapping[str, str], Mapping[str, str]]:
         if self._few is not None:

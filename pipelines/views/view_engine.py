@@ -29,7 +29,7 @@ from pyspark.sql import SparkSession
 
 from cdc.config import DeltaSinkDefinition, rule_of, table_settings
 from cdc.config.views import View
-from cdc.errors import CdcError, ViewFailed
+from cdc.errors import CdcError, Reaction, ViewFailed
 from cdc.log.disk_format import CommitSource
 from cdc.log.reader import LogReader
 from cdc.position import Position
@@ -40,7 +40,7 @@ from pipelines.views.affected_rows import AffectedRows, ChangedInputs
 from pipelines.views.changed_rows import all_new, check_key, differences
 from pipelines.views.input_changes import KeysByRelation, changed_keys, distinct
 from pipelines.views.log_of_views import ComputedFrom, ComputedView, Cut, InputVersion, LogOfViews, ViewCommit
-from pipelines.views.view_columns import result_rows, view_images, view_keys, view_schema
+from pipelines.views.view_columns import view_images, view_keys, view_schema
 from pipelines.views.view_inputs import ViewInputs, usable_inputs
 
 TRY_AGAIN: Final = 60.0
@@ -102,7 +102,6 @@ class ViewEngine:
         self._views, self._sink, self._log, self._change_log = views, sink, log_of_views, change_log
         self._queries = queries_of(views)
         self._inputs = ViewInputs(session, sink)
-        self._session = session
         self._failures: dict[str, _Failure] = {}
         self._refreshed_at: dict[str, float] = {}
         self._requested: set[str] = set()
@@ -181,6 +180,8 @@ class ViewEngine:
             with commit.view(view.name):
                 found = self._compute_changes(view, step, commit)
         except (CdcError, PySparkException) as exc:
+            if isinstance(exc, CdcError) and exc.reaction is not Reaction.QUARANTINE:
+                raise
             error = exc if isinstance(exc, CdcError) else _error_of(view, exc)
             self._failures[view.name] = _Failure(depends_on, began + TRY_AGAIN)
             figures.state, figures.reason = "failed", f"{error.code} {error.message}"
@@ -249,7 +250,7 @@ class ViewEngine:
     def _whole(self, view: View, step: _Step) -> pa.Table:
         query = self._queries[view.name]
         names = self._inputs.register({topic: step.inputs[topic] for topic in query.inputs}, "b")
-        return result_rows(self._session.sql(query.whole(names)))
+        return self._inputs.rows(query.whole(names))
 
     def _add_affected(self, view: View, known: TableSchema, step: _Step, commit: ViewCommit) -> None:
         """Compute the rows of the affected keys at both cuts, and add their differences."""

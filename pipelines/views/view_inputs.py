@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 import structlog
-from pyspark.errors import AnalysisException
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import functions as F
 
 from cdc.config import DeltaSinkDefinition, rule_of, table_settings
+from cdc.errors import SinkUnavailable
 from cdc.stores.published_record import Published, TargetState
 from cdc.table import TableSchema
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN, column_name
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 LISTED: Final = 500
 """Maximum number of keys that a condition lists; Delta and Parquet can then skip files and row groups."""
 _IS_FIRST: Final = "_is_first"
+_REMOVED: Final = "FAILED_READ_FILE.FILE_NOT_EXIST"
+"""In the text of Spark's error for a file that does not exist."""
 OWN_COLUMNS: Final = (POSITION_COLUMN, ORDINAL_COLUMN, RELATION_COLUMN)
 """Columns of a target that views do not see."""
 
@@ -89,10 +93,27 @@ class ViewInputs:
         """Create the temporary view `name` of these rows."""
         frame_of(self.session, rows).createOrReplaceTempView(name)
 
+    def rows(self, sql: str) -> pa.Table:
+        """Run a query over the temporary views.
+
+        Raises SinkUnavailable if a file of a table was removed after Spark had listed it; it then has to be registered
+        again.
+        """
+        try:
+            return result_rows(self.session.sql(sql))
+        except (Py4JJavaError, PySparkException) as exc:
+            if _REMOVED not in str(exc):
+                raise
+            self._frames.clear()
+            raise SinkUnavailable(
+                f"a file of a table of sink {self._sink.name!r} was removed while a view read it",
+                remedy="nothing: the view is computed again, from a later version",
+            ) from None
+
     def both(self, one: str, other: str) -> tuple[pa.Table, pa.Table]:
         """Run two queries with the same columns as one job, and return their rows."""
         sql = f"SELECT true AS `{_IS_FIRST}`, * FROM ({one}) UNION ALL SELECT false, * FROM ({other})"
-        rows = result_rows(self.session.sql(sql))
+        rows = self.rows(sql)
         is_first, rows = rows[_IS_FIRST], rows.drop_columns([_IS_FIRST])
         return rows.filter(is_first), rows.filter(pc.invert(is_first))
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.benchmarks.figures import machine, print_json, print_table
 
-NAMES = ("capture", "snapshot", "log", "apply", "freshness", "cost", "search", "delivery")
+NAMES = ("capture", "snapshot", "log", "apply", "freshness", "cost", "search", "delivery", "views")
 SIZES = {
     "snapshot": ("rows", "runs", "parts"),
     "log": ("changes", "keys", "commits", "runs", "parts"),
@@ -18,6 +18,7 @@ SIZES = {
     "cost": ("seconds", "runs", "parts"),
     "search": ("rows", "seconds", "runs", "parts"),
     "delivery": ("changes", "runs", "parts"),
+    "views": ("rows", "seconds", "runs", "parts"),
 }
 
 
@@ -31,7 +32,7 @@ def main() -> int:
     own.add_argument(
         "--rows",
         type=int,
-        help="of the table; snapshot: 5,000,000, apply: 50,000,000, freshness and search: 1,000,000",
+        help="of the table; snapshot: 5,000,000, apply: 50,000,000, freshness and search: 1,000,000; views: 10,000,000",
     )
     own.add_argument(
         "--changes",
@@ -40,7 +41,7 @@ def main() -> int:
     )
     own.add_argument("--commits", type=int, help="log: after which appending is measured again; default 100,000")
     own.add_argument("--keys", type=int, help="that they are spread over; log: 2,000,000, apply: 500,000")
-    own.add_argument("--seconds", type=float, help="of load; freshness, search: 60; cost: 40 for each rate")
+    own.add_argument("--seconds", type=float, help="of load; freshness, search, views: 60; cost: 40 for each rate")
     own.add_argument("--runs", type=int, help="default 3")
     own.add_argument("--parts", nargs="+", help="only these of its PARTS; default all")
     asked = parser.parse_args()

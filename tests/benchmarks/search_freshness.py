@@ -53,7 +53,7 @@ def measure_freshness(folder: Path, engine: str, url: str, load: tuple[float, fl
         execute(server.dsn(), *work.setup)
         more = f"sinks: {json.dumps([sink])}\nservice: {{port: 0}}"
         place = ReaderPlace("fresh", folder, server.dsn(), f"{work.schema}.*", "fresh_pub", more)
-        with _running(place) as process, _SeenRecords(_record_of(sink)) as seen:
+        with _running(place) as process, SeenRecords(_record_of(sink)) as seen:
             until(lambda: _is_alive(process) and seen.streams(place.durable), 300)
             with under_load(server.dsn(), work.schema, RATE):
                 time.sleep(load[0])
@@ -61,7 +61,7 @@ def measure_freshness(folder: Path, engine: str, url: str, load: tuple[float, fl
                 time.sleep(load[1])
                 ended = time.time()
             until(lambda: _is_alive(process) and seen.position >= (place.durable or 0), 120)
-        lags = _lags(place.log, seen, began, ended)
+        lags = lags_of(place.log, seen, began, ended)
         with connect(server.dsn()) as conn:
             drop_slot(conn, place.slot)
     if len(lags) < REACHED * RATE * (ended - began):
@@ -83,11 +83,12 @@ def _record_of(sink: dict[str, Any]) -> Callable[[], Published | None]:
     return published
 
 
-class _SeenRecords:
+class SeenRecords:
     """When a reader of the sink first saw each published record; a thread looks all the time inside the block."""
 
-    def __init__(self, record: Callable[[], Published | None]) -> None:
-        self._record, self._stop = record, Event()
+    def __init__(self, record: Callable[[], Published | None], tables: int = TABLES) -> None:
+        """tables: number of tables that the sink has in the end."""
+        self._record, self._tables, self._stop = record, tables, Event()
         self._thread = Thread(target=self._look, daemon=True)
         self._last: Published | None = None
         self.moments: list[float] = []
@@ -112,7 +113,7 @@ class _SeenRecords:
     def streams(self, durable: Position | None) -> bool:
         """Return whether all tables are copied, and the sink has published the whole log."""
         states = [] if self._last is None else [table.state for table in self._last.tables.values()]
-        return states.count(TargetState.STREAMING) == TABLES and durable is not None and self.position >= durable
+        return states.count(TargetState.STREAMING) == self._tables and durable is not None and self.position >= durable
 
     def _look(self) -> None:
         while not self._stop.wait(LOOK_EVERY):
@@ -126,8 +127,8 @@ class _SeenRecords:
             self._last = record or self._last
 
 
-def _lags(log: Path, seen: _SeenRecords, began: float, ended: float) -> list[float]:
-    """Return the seconds from commit to searchable of each transaction that committed in between."""
+def lags_of(log: Path, seen: SeenRecords, began: float, ended: float) -> list[float]:
+    """Return the seconds from commit to visible of each transaction that committed in between."""
     reader, committed = LogReader(log), dict[int, float]()
     for rows in reader.rows(Position(0), reader.durable or Position(0)):
         chosen = rows.filter(pc.is_in(rows["op"], _CHANGES))

@@ -79,3 +79,14 @@ def test_the_sink_that_is_added_keeps_versions_of_one_table_and_changes_nothing_
     assert isinstance(added, DeltaSinkDefinition)
     assert (added.name, added.tables, added.history_mode) == ("history", ("shop.products",), HistoryMode.VERSIONS)
     assert added.path.startswith(str(place.state))
+
+
+def test_views_have_sinks_of_their_own(folder: Path) -> None:
+    place = Workspace(folder)
+    place.define("postgresql://postgres@127.0.0.1:54329/shop", 8083, [], with_views=True)
+    definition = load_definition(place.definition)
+
+    assert [view.name for view in definition.views] == ["shop.order_documents", "shop.revenue"]
+    assert [sink.name for sink in definition.sinks if sink.views] == ["documents", "marts"]
+    assert definition.sink_of_view_inputs is not None
+    assert definition.sink_of_view_inputs.name == "lake"

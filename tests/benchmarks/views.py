@@ -1,0 +1,295 @@
+"""Views: how fresh a document view of three tables is, and what its first build and a step of 1,000 changes cost.
+
+Part `fresh` runs `cdc run` with a view and a Delta sink of views; the clock of a change starts with its commit in
+Postgres and stops when the published record of that sink that contains it is visible. Part `engine` computes the same
+view in this process over tables that Spark wrote, sorted by the columns of the joins, of two sizes; the peer is the
+same SQL as a whole in the same session.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import quantiles
+from typing import Any, Final
+
+from pyspark.sql import SparkSession
+
+from cdc.catalog import Catalog
+from cdc.config import Definition, load_definition
+from cdc.log.reader import LogReader
+from cdc.log.writer import LogWriter
+from cdc.postgres.connection import connect
+from cdc.postgres.embedded_server import EmbeddedPostgres
+from cdc.postgres.slot import drop_slot
+from cdc.stores.lake_reader import Lake
+from cdc.stores.published_record import Published, TableRecord
+from cdc.table import Column, TableSchema
+from pipelines.runtime.spark_session import SparkSettings, spark_session
+from pipelines.views.view_engine import ViewEngine
+from pipelines.views.view_worker import open_log_of_views
+from tests.benchmarks.figures import Figure
+from tests.benchmarks.peers import ReaderPlace, execute, running_module, under_load, until
+from tests.benchmarks.search_freshness import SeenRecords, lags_of
+from tests.benchmarks.snapshot import SETTINGS
+from tests.log.rows import IDENTITY, LIMITS, info, row, schema_of, table
+from tests.pipelines.views.shop_views import SOURCE
+
+PARTS: Final = ("fresh", "engine")
+ROWS, QUICK_ROWS = 10_000_000, 1_000_000
+"""Rows of the larger table of items; the smaller one has a tenth."""
+ORDERS, QUICK_ORDERS = 1_000_000, 100_000
+SECONDS, QUICK_SECONDS, WARM, QUICK_WARM = 60.0, 15.0, 30.0, 10.0
+RATE: Final = 50.0
+"""Transactions per second of four changes each."""
+CHANGES: Final = 1_000
+SQL: Final = (
+    "SELECT o.id AS order_id, o.status, named_struct('id', c.id, 'name', c.name) AS customer,"
+    " array_sort(collect_list(named_struct('id', i.id, 'quantity', i.quantity))) AS items,"
+    " sum(i.quantity * i.price) AS total FROM shop.orders o JOIN shop.customers c ON c.id = o.customer_id"
+    " LEFT JOIN shop.items i ON i.order_id = o.id GROUP BY o.id, o.status, c.id, c.name"
+)
+VIEW: Final = {"name": "shop.v_documents", "key": ["order_id"], "sql": SQL}
+SETUP: Final = (
+    "CREATE SCHEMA shop",
+    "CREATE TABLE shop.customers (id int PRIMARY KEY, name text NOT NULL)",
+    "CREATE TABLE shop.orders (id int PRIMARY KEY, customer_id int NOT NULL, status text NOT NULL)",
+    "CREATE TABLE shop.items (id int PRIMARY KEY, order_id int NOT NULL, quantity int NOT NULL, price numeric(10, 2))",
+    "INSERT INTO shop.customers SELECT n, 'customer ' || n FROM generate_series(1, {orders} / 10) n",
+    "INSERT INTO shop.orders SELECT n, 1 + n % ({orders} / 10), 'new' FROM generate_series(1, {orders}) n",
+    "INSERT INTO shop.items SELECT n, 1 + n / 3, n % 7, n % 100 FROM generate_series(1, 3 * {orders} - 3) n",
+    (
+        "CREATE PROCEDURE shop.paced(transactions int, rate double precision) LANGUAGE plpgsql AS $$"
+        "DECLARE began timestamptz := clock_timestamp(); n int; BEGIN FOR n IN 1..transactions LOOP"
+        " UPDATE shop.items SET quantity = quantity + 1 WHERE id = 1 + floor(random() * (3 * {orders} - 3))::int;"
+        " UPDATE shop.items SET quantity = quantity + 1 WHERE id = 1 + floor(random() * (3 * {orders} - 3))::int;"
+        " UPDATE shop.orders SET status = 's' || n % 5 WHERE id = 1 + floor(random() * {orders})::int;"
+        " UPDATE shop.customers SET name = name || 'x' WHERE id = 1 + floor(random() * {orders} / 10)::int;"
+        " COMMIT; PERFORM pg_sleep(greatest(0, extract(epoch FROM began - clock_timestamp()) + n / rate));"
+        " END LOOP; END $$"
+    ),
+)
+
+
+def run(
+    *, quick: bool, rows: int = 0, seconds: float = 0, runs: int = 0, parts: Sequence[str] = ()
+) -> tuple[int, dict[str, Figure]]:
+    """Return (runs, figures by key); parts that are not asked for stay unmeasured."""
+    runs, parts = runs or (1 if quick else 3), parts or PARTS
+    figures = {
+        "view_p50_ms": Figure("ms", at_most=2_500),
+        "view_p99_ms": Figure("ms", at_most=6_000),
+        "batch_cost_10m_vs_1m": Figure("x", at_most=1.5),
+        "incremental_vs_full": Figure("x", at_most=0.05),
+        "first_build_vs_spark": Figure("x", at_most=2.0),
+        "step_seconds": Figure("s"),
+    }
+    with tempfile.TemporaryDirectory(prefix="cdc-bench-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)  # the server runs as another user
+        for number in range(runs):
+            if "fresh" in parts:
+                load = (QUICK_WARM if quick else WARM, seconds or (QUICK_SECONDS if quick else SECONDS))
+                lags = measure_freshness(folder / f"fresh{number}", QUICK_ORDERS if quick else ORDERS, load)
+                figures["view_p50_ms"].values.append(quantiles(lags, n=100)[49] * 1e3)
+                figures["view_p99_ms"].values.append(quantiles(lags, n=100)[98] * 1e3)
+            if "engine" in parts:
+                _measure_engine(folder / f"engine{number}", rows or (QUICK_ROWS if quick else ROWS), figures)
+    return runs, figures
+
+
+def measure_freshness(folder: Path, orders: int, load: tuple[float, float]) -> list[float]:
+    """Return the seconds from commit to visible of each transaction. load: seconds before it is measured, and while."""
+    folder.mkdir()
+    lake, marts = (f"{folder}/{name}/{{schema}}/{{table}}" for name in ("lake", "marts"))
+    sinks = [
+        {"type": "delta", "name": "lake", "path": lake},
+        {"type": "delta", "name": "marts", "path": marts, "views": ["shop.v_*"]},
+    ]
+    with EmbeddedPostgres(folder / "postgres", version=18, settings=SETTINGS, tcp=True) as server:
+        execute(server.dsn(), *(statement.format(orders=orders) for statement in SETUP))
+        more = f"sinks: {json.dumps(sinks)}\nviews: {json.dumps([VIEW])}\nexclude: ['shop.v_*']\nservice: {{port: 0}}"
+        place = ReaderPlace("views", folder, server.dsn(), "shop.*", "views_pub", more)
+        command = ("cdc", "run", "-c", str(place.write()))
+        with (
+            running_module(folder / "run.out", *command) as process,
+            SeenRecords(lambda: Lake.open(marts).published(), tables=1) as seen,
+        ):
+            until(lambda: process.poll() is None and seen.streams(place.durable), 1_200)
+            with under_load(server.dsn(), "shop", RATE):
+                time.sleep(load[0])
+                began = time.time()
+                time.sleep(load[1])
+                ended = time.time()
+            until(lambda: process.poll() is None and seen.position >= (place.durable or 0), 120)
+        lags = lags_of(place.log, seen, began, ended)
+        with connect(server.dsn()) as conn:
+            drop_slot(conn, place.slot)
+    return lags
+
+
+class _Tables:
+    """Three tables that Spark wrote, at two versions with 1,000 changes in between, and their change log."""
+
+    def __init__(self, folder: Path, spark: SparkSession, items: int) -> None:
+        folder.mkdir(parents=True)
+        self._folder, self._spark, self._items = folder, spark, items
+        self._schemas = _schemas()
+        self.definition = self._define()
+        self._catalog = Catalog.open(self.definition.catalog.url)
+        self._write_tables()
+        self._write_log()
+
+    def record(self, position: int, version: int) -> Published:
+        """The published record of the lake at one of the versions."""
+        tables = {
+            relation: TableRecord(
+                relation,
+                schema.topic,
+                self._target(schema.name),
+                position,
+                version,
+                "streaming",
+                schema=schema.to_json().decode(),
+            )
+            for relation, schema in self._schemas.items()
+        }
+        return Published(position, 0, tables)
+
+    def _target(self, name: str) -> str:
+        return f"{self._folder}/lake/shop/{name}"
+
+    def _define(self) -> Definition:
+        path = self._folder / "shop.yaml"
+        path.write_text(
+            "name: shop\nsource: {dsn: 'postgresql://nobody@127.0.0.1:1/nowhere'}\n"
+            f"tables: [{{match: 'shop.*', exclude: ['shop.v_*']}}]\nlog: {{path: '{self._folder}/log'}}\n"
+            f"sinks: [{{type: delta, name: lake, path: '{self._folder}/lake/{{schema}}/{{table}}'}}]\n"
+            f"views: {[VIEW]!r}\n"
+        )
+        return load_definition(path)
+
+    def _write_tables(self) -> None:
+        orders = self._items // 3
+        place = "1000L AS _position, id AS _ordinal"
+        for name, number, columns in (
+            ("customers", orders // 10, "int(id) AS id, concat('customer ', id) AS name"),
+            ("orders", orders, f"int(id) AS id, int(id % {max(1, orders // 10)}) AS customer_id, 'new' AS status"),
+            (
+                "items",
+                self._items,
+                (
+                    "int(id) AS id, int(id div 3) AS order_id, int(id % 7) AS quantity,"
+                    " cast(id % 100 AS decimal(10, 2)) AS price"
+                ),
+            ),
+        ):
+            rows = self._spark.range(0, number, 1, 8).selectExpr(*_parts(f"{columns}, {place}"))
+            rows.write.format("delta").save(self._target(name))
+        for name, change in (("customers", "name = 'x'"), ("orders", "status = 'x'"), ("items", "quantity = 99")):
+            self._spark.sql(
+                f"UPDATE delta.`{self._target(name)}` SET {change}, _position = 2000 WHERE id < {self._changed(name)}"
+            )
+
+    @staticmethod
+    def _changed(name: str) -> int:
+        return {"customers": CHANGES // 20, "orders": CHANGES // 4, "items": CHANGES - CHANGES // 4 - CHANGES // 20}[
+            name
+        ]
+
+    def _write_log(self) -> None:
+        writer = LogWriter.open(self.definition.log.root, IDENTITY, LIMITS)
+        first = [
+            row(1_000, n, op="s", relation=s.relation, topic=s.topic, key=None, after=None, payload=s.to_json())
+            for n, s in enumerate(self._schemas.values())
+        ]
+        writer.commit(writer.stage(table(*first)), info(1_000))
+        changes: list[dict[str, Any]] = []
+        for schema in self._schemas.values():
+            for number in range(self._changed(schema.name)):
+                of = {"relation": schema.relation, "topic": schema.topic}
+                changes.append(row(2_000, len(changes), **of, op="u", key=[str(number)], after=[(1, str(number))]))  # type: ignore[arg-type]
+        writer.commit(writer.stage(table(*changes)), info(2_000))
+
+    def engine(self) -> ViewEngine:
+        """A new engine over these tables."""
+        change_log, sink = LogReader(self.definition.log.root), self.definition.sink_of_view_inputs
+        assert sink is not None
+        views = open_log_of_views(self.definition, change_log)
+        return ViewEngine(self.definition.views, sink, views, change_log, self._spark.newSession())
+
+    def whole(self, version: int) -> str:
+        """The SQL of the view over the tables of a version."""
+        sql = SQL
+        for schema in self._schemas.values():
+            sql = sql.replace(
+                schema.topic, f"(SELECT * FROM delta.`{self._target(schema.name)}` VERSION AS OF {version})"
+            )
+        return sql
+
+
+def _parts(columns: str) -> list[str]:
+    """Divide a list of expressions at the commas that are in no parentheses."""
+    found, depth = [""], 0
+    for character in columns:
+        depth += {"(": 1, ")": -1}.get(character, 0)
+        if character == "," and not depth:
+            found.append("")
+        else:
+            found[-1] += character
+    return found
+
+
+def _schemas() -> dict[int, TableSchema]:
+    types = {"int": (23, "integer", -1), "text": (25, "text", -1), "price": (1700, "numeric", (10 << 16 | 2) + 4)}
+    found = {}
+    for relation, (name, columns) in enumerate(
+        {
+            "customers": {"id": "int", "name": "text"},
+            "orders": {"id": "int", "customer_id": "int", "status": "text"},
+            "items": {"id": "int", "order_id": "int", "quantity": "int", "price": "price"},
+        }.items(),
+        1,
+    ):
+        made = [
+            Column(
+                id=n, name=c, type_oid=types[t][0], type_name=types[t][1], typmod=types[t][2], key=0 if n == 1 else None
+            )
+            for n, (c, t) in enumerate(columns.items(), 1)
+        ]
+        found[relation] = replace(schema_of(relation), name=name, columns=tuple(made))
+    return found
+
+
+def _measure_engine(folder: Path, items: int, figures: dict[str, Figure]) -> None:
+    settings = SparkSettings(app_name="views", warehouse=f"{folder}/warehouse", conf={"spark.driver.memory": "4g"})
+    spark = spark_session(settings)
+    try:
+        steps = []
+        for size in (items // 10, items):
+            tables = _Tables(folder / str(size), spark, size)
+            engine = tables.engine()
+            build = _seconds(lambda: engine.advance(tables.record(1_000, 0), SOURCE))  # noqa: B023 - called at once
+            steps.append(_seconds(lambda: engine.advance(tables.record(2_000, 1), SOURCE)))  # noqa: B023 - called at once
+            figure = engine.figures["shop.v_documents"]
+            if figure.state != "live" or not figure.affected_keys:
+                raise RuntimeError(f"the view was not computed from changes: {figure}")
+        out = f"{folder}/peer"
+        peer = _seconds(lambda: spark.sql(tables.whole(0)).write.format("delta").save(out))
+        full = _seconds(lambda: spark.sql(tables.whole(1)).write.format("noop").mode("overwrite").save())
+    finally:
+        spark.stop()
+    figures["first_build_vs_spark"].values.append(build / peer)
+    figures["batch_cost_10m_vs_1m"].values.append(steps[1] / steps[0])
+    figures["incremental_vs_full"].values.append(steps[1] / full)
+    figures["step_seconds"].values.append(steps[1])
+
+
+def _seconds(act: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    act()
+    return time.perf_counter() - began
