@@ -19,7 +19,13 @@
     │   ├── SourceGap               the slot is ahead of the log
     │   ├── SourceBehindLog         the server's WAL ends before the log's position
     │   ├── SourceReplaced          another cluster
-    │   ├── TimelineChanged         the same cluster after a promotion, possibly without the log's last transactions
+    │   ├── TimelineChanged         the source's timeline does not descend from the log's timeline
+    │   ├── FormerPrimary           retried: the source is on a timeline that the log has left
+    │   ├── SourceForked            the log's timeline has another beginning at the source: another promotion
+    │   ├── SourceRestored          restored to a time before the end of the log
+    │   ├── SourceCloned            the log is ahead of the promotion, and the slot is not a synchronized one
+    │   ├── TransactionsLost        the promoted server does not have the last transactions of the log
+    │   ├── SourceInRecovery        retried: a standby that is not promoted yet
     │   ├── SlotUnsuitable          physical, or of another plugin or database
     │   ├── PublicationMissing
     │   ├── PublicationNarrowed     no longer contains a captured table
@@ -374,12 +380,75 @@ class SourceReplaced(SourceError):
 
 
 class TimelineChanged(SourceError):
-    """The source is on another timeline than the log, and nothing proves that it has all transactions of the log."""
+    """The source's timeline does not descend from the log's timeline, so the source never had the log's changes."""
 
     code = "CDC-2113"
     remedy = (
-        "point source.dsn at a server on the log's timeline; after a failover run 'cdc slots recover -c FILE "
-        "--new-epoch'"
+        "point source.dsn at the primary that followed the log's server; if the present server is the right one, run "
+        "'cdc slots recover -c FILE --new-epoch', which copies all tables again"
+    )
+
+
+class FormerPrimary(SourceError):
+    """The source is on a timeline that the log has left: a primary from before the last promotion."""
+
+    code = "CDC-2121"
+    reaction = Reaction.RETRY
+    remedy = (
+        "stop the former primary or make it a standby of the new one (pg_rewind), and point source.dsn at the new "
+        "primary; with several hosts add target_session_attrs=read-write"
+    )
+
+
+class SourceForked(SourceError):
+    """The log's timeline began elsewhere at the source: two servers were promoted from the same timeline."""
+
+    code = "CDC-2122"
+    remedy = (
+        "point source.dsn at the server that the log followed, and stop the other one; if the present server is the "
+        "right one, run 'cdc slots recover -c FILE --new-epoch', which copies all tables again"
+    )
+
+
+class SourceRestored(SourceError):
+    """The source was restored to a time before the end of the log, and has gone its own way since."""
+
+    code = "CDC-2123"
+    remedy = (
+        "point source.dsn at the log's server; if the restored server replaces it, run 'cdc slots recover -c FILE "
+        "--accept-promotion', which reads only the affected tables again"
+    )
+
+
+class SourceCloned(SourceError):
+    """The log is ahead of the source's promotion, and the slot there was not synchronized from the log's server."""
+
+    code = "CDC-2124"
+    remedy = (
+        "if the source is a clone, point source.dsn at the log's server; if it is the new primary, run 'cdc slots "
+        "recover -c FILE --accept-promotion', which reads only the affected tables again"
+    )
+
+
+class TransactionsLost(SourceError):
+    """The promoted server does not have the last transactions of the log, and source.on_failover is `stop`."""
+
+    code = "CDC-2125"
+    remedy = (
+        "compare both servers if the former primary still exists, then run 'cdc slots recover -c FILE "
+        "--accept-promotion', which reads only the affected tables again"
+    )
+
+
+class SourceInRecovery(SourceError):
+    """The source is a standby that cannot be read from yet: the slot belongs to its primary, or does not exist."""
+
+    code = "CDC-2126"
+    reaction = Reaction.RETRY
+    exit_code = ExitCode.ENVIRONMENT
+    remedy = (
+        "promote the standby, or point source.dsn at the primary; the reader waits. To capture from the standby "
+        "itself, begin with a slot of its own: 'cdc slots recover -c FILE --new-epoch'"
     )
 
 

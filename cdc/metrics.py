@@ -113,6 +113,14 @@ SPOOLED_BYTES: Final = Metric(
 CHANGES: Final = Metric("cdc_changes_total", Kind.COUNTER, "log rows made durable")
 TRANSACTIONS: Final = Metric("cdc_transactions_total", Kind.COUNTER, "transactions made durable")
 RECONNECTS: Final = Metric("cdc_reconnects_total", Kind.COUNTER, "number of retries of the reader after an error")
+SOURCE_TIMELINE: Final = Metric(
+    "cdc_source_timeline", Kind.GAUGE, "timeline of the source that the reader streams from; a promotion increases it"
+)
+LOST_TRANSACTIONS: Final = Metric(
+    "cdc_lost_transactions_total",
+    Kind.COUNTER,
+    "number of transactions of the log that a promoted server did not have; their tables are copied again",
+)
 FEEDBACK_AGE: Final = Metric(
     "cdc_feedback_age_seconds",
     Kind.GAUGE,

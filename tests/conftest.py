@@ -75,6 +75,7 @@ pytest_plugins = [
     "tests.fixtures.once",
     "tests.fixtures.opensearch",
     "tests.fixtures.postgres",
+    "tests.fixtures.replicated_postgres",
     "tests.fixtures.pipeline",
     "tests.fixtures.process_logging",
     "tests.fixtures.pubsub",

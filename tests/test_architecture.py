@@ -90,7 +90,7 @@ FAN_OUT = 12
 """Modules of ours that one module imports, at most."""
 WIDE = {
     # put a process together
-    "cdc.capture.reader_process": 14,
+    "cdc.capture.reader_process": 15,
     "cdc.capture.reader": 24,
     "cdc.demo.run": 18,
     "pipelines.sink_loop": 13,
@@ -100,10 +100,12 @@ WIDE = {
     "cdc.cli.deliveries": 13,
     "cdc.cli.log_changes": 13,
     "cdc.cli.run": 13,
+    "cdc.cli.slots": 13,
     "cdc.cli.log_storage": 14,
     "cdc.cli.tables": 15,
     # contain the order of one procedure, and leave each of its steps to the module that owns it
     "cdc.demo.sink_steps": 14,
+    "cdc.capture.failover": 17,
     "cdc.capture.initial_snapshot": 27,
     "cdc.capture.operator_recovery": 19,
     "cdc.capture.startup_checks": 25,

@@ -20,6 +20,7 @@ from tenacity.nap import sleep_using_event
 from cdc import metrics
 from cdc.back_off import BackOff
 from cdc.capture.decode_stage import StreamObservers
+from cdc.capture.failover import follow_promotion, report_promotion
 from cdc.capture.operator_recovery import declare_next_epoch
 from cdc.capture.reader import Reader, ReaderContext
 from cdc.capture.reader_monitor import ERRORS_WITH_POSITIONS, StatusReporter, add_positions
@@ -34,6 +35,7 @@ from cdc.errors import (
     Reaction,
     SlotInUse,
     SourceRejectsConnection,
+    TransactionsLost,
     UndecodableWal,
     as_cdc_error,
     process_exit_code,
@@ -193,6 +195,10 @@ def _run(definition: Definition, context: ReaderContext, reporter: StatusReporte
     try:
         try:
             check_log(definition)
+            read()
+        except TransactionsLost:
+            if followed := follow_promotion(settings):
+                report_promotion(followed, definition.name, context.metrics)
             read()
         except DISCONTINUED as exc:
             if definition.snapshot.mode is not SnapshotMode.WHEN_NEEDED:

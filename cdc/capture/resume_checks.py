@@ -1,4 +1,13 @@
-"""Resume checks: compare the log with slot, publication and server, and raise an error if changes may be lost."""
+"""Resume checks: compare the log with slot, publication and server, and raise an error if changes may be lost.
+
+A promotion is proved from four facts. The system identifier is that of the log. The source's timeline history contains
+the log's timeline, which began where the last commit of the log says. The source left that timeline at a switch point
+above the log's position, so it has every transaction of the log. The slot is not ahead of the log. Then the log
+continues in its epoch, however the slot came to the new primary.
+
+If the switch point is not above the log's position, the log has transactions that the source never had. Then the slot
+must be at the switch point or before it, because the log is right only up to there. `failover.py` continues such a log.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +15,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from cdc.errors import (
+    FormerPrimary,
     PublicationByPartition,
     PublicationMissing,
     PublicationNarrowed,
@@ -14,18 +24,25 @@ from cdc.errors import (
     SlotMissing,
     SlotUnsuitable,
     SourceBehindLog,
+    SourceCloned,
+    SourceForked,
     SourceGap,
+    SourceInRecovery,
     SourceReplaced,
+    SourceRestored,
     TimelineChanged,
+    TransactionsLost,
     complete_remedy,
 )
 from cdc.log.disk_format import CommitInfo, CommitSource, LogIdentity
 from cdc.lsn import Lsn
 from cdc.position import Position
 from cdc.postgres.publication import addition_sql, via_root_sql
+from cdc.postgres.replication import SystemIdentity
 from cdc.postgres.slot import PLUGIN, SlotStatus
 from cdc.postgres.source_state import PublicationStatus, SourceState
 from cdc.postgres.tables import TableName
+from cdc.postgres.timeline_history import TimelineSwitch
 from cdc.table import TableSchema, TableState, split_topic
 
 RECOVER: Final = "run 'cdc slots recover -c FILE --new-epoch'"
@@ -36,11 +53,13 @@ DISCONTINUED: Final = (
     SlotInvalidated,
     SourceGap,
     SourceBehindLog,
-    TimelineChanged,
     PublicationMissing,
     PublicationReplaced,
 )
-"""Errors that a new epoch fixes. SourceReplaced is not among them: the definition may name the wrong server."""
+"""Errors that a new epoch fixes.
+
+SourceReplaced and the errors of timelines are not among them: the definition may name the wrong server.
+"""
 
 INVALIDATED: Final[Mapping[str, str]] = {
     "wal_removed": "raise max_slot_wal_keep_size (ALTER SYSTEM SET max_slot_wal_keep_size = '…'; "
@@ -63,9 +82,102 @@ def check_source(log: LogIdentity, last: CommitInfo, source: SourceState, durabl
     the source was queried; another reader may have committed and confirmed in between. A caller that owns the slot
     omits `durable`, because no other reader can commit.
     """
-    _check_cluster(log, last, source)
-    _check_slot((durable or last.last).lsn, source.slot, source.identity.database)
+    lost_from = find_lost_transactions(log, last, source)
+    if lost_from is None:
+        if source.identity.wal_end < last.last.lsn:
+            raise SourceBehindLog(
+                f"the source's WAL ends at {source.identity.wal_end}, before the log's position {last.last.lsn}"
+            )
+        _check_slot((durable or last.last).lsn, source.slot, source.identity.database)
+    else:
+        check_promotion(last, source, lost_from)
+        raise TransactionsLost(lost_text(last, source, lost_from))
     check_publication(last, source.publication)
+
+
+def find_lost_transactions(log: LogIdentity, last: CommitInfo, source: SourceState) -> TimelineSwitch | None:
+    """Return the switch after which the log has transactions that the source never had; None if the source has all.
+
+    Raises an error unless the source's timeline is the log's timeline or descends from it.
+    """
+    known, found = last.system_id or log.system_id, source.identity
+    if found.system_id != known:
+        raise SourceReplaced(
+            f"the source is another cluster: its system identifier is {found.system_id}, and the log was written "
+            f"from the cluster with system identifier {known}"
+        )
+    left = _switch_after(last, found)
+    if source.awaits_promotion:
+        what = "has no slot for the log" if source.slot is None else f"only synchronizes slot {source.slot.name!r}"
+        raise SourceInRecovery(f"the source is a standby in recovery, and {what}")
+    return left if left is not None and _is_beyond(last, left) else None
+
+
+def has_all_transactions(last: CommitInfo, source: SystemIdentity) -> bool:
+    """Return True if the source's timeline is that of the log, or descends from it and has all its transactions."""
+    try:
+        left = _switch_after(last, source)
+    except (FormerPrimary, SourceForked, TimelineChanged):
+        return False
+    return left is None or not _is_beyond(last, left)
+
+
+def _switch_after(last: CommitInfo, source: SystemIdentity) -> TimelineSwitch | None:
+    """Return the switch with which the source left the timeline of the log; None if it is still on this timeline.
+
+    Raises FormerPrimary, SourceForked or TimelineChanged if the source does not descend from the log's timeline.
+    """
+    if source.timeline < last.timeline:
+        raise FormerPrimary(
+            f"the source is on timeline {source.timeline}, and the log is on timeline {last.timeline}, which began at "
+            f"{last.switch_point}: the source is a primary from before the promotion"
+        )
+    left = source.history.left(last.timeline)
+    if left is None and source.timeline > last.timeline:
+        raise TimelineChanged(
+            f"the source's timeline changed from {last.timeline} to {source.timeline}, and its timeline history does "
+            f"not contain timeline {last.timeline}"
+        )
+    began = source.history.began(last.timeline)
+    if last.switch_point and began and began != last.switch_point:
+        raise SourceForked(
+            f"timeline {last.timeline} of the log began at {last.switch_point}, and that of the source began at "
+            f"{began}: two servers were promoted"
+        )
+    return left
+
+
+def _is_beyond(last: CommitInfo, left: TimelineSwitch) -> bool:
+    """Return True if the log has a record that does not begin below the switch point.
+
+    A message outside transactions has the position below its LSN, so the record at the next LSN counts too.
+    """
+    return lsn_to_confirm(last.last.lsn) >= left.switch_point
+
+
+def check_promotion(
+    last: CommitInfo, source: SourceState, lost_from: TimelineSwitch, *, accepted: bool = False
+) -> None:
+    """Raise an error unless the slot sends every change after the switch point, and the source succeeds the log's.
+
+    accepted: True if an operator has confirmed that the source is the new primary; then only the slot is checked.
+    """
+    # the slot must send the record at the switch point, so it may not be above it
+    _check_slot(Lsn(lost_from.switch_point - 1), source.slot, source.identity.database)
+    lost = lost_text(last, source, lost_from)
+    if lost_from.is_restore and not accepted:
+        raise SourceRestored(f"{lost}; the server was restored to a recovery target ({lost_from.reason})")
+    if source.slot is not None and source.slot.synced is False and not accepted:
+        raise SourceCloned(f"{lost}; slot {source.slot.name!r} was not synchronized, so the server may be a clone")
+
+
+def lost_text(last: CommitInfo, source: SourceState, lost_from: TimelineSwitch) -> str:
+    """Return the sentence that says which part of the log the source never had."""
+    return (
+        f"the source left timeline {lost_from.timeline} at {lost_from.switch_point} for timeline "
+        f"{source.identity.timeline}, and the log is at {last.last}: the source does not have the log's transactions "
+        f"from {lost_from.switch_point} on"
+    )
 
 
 def check_publication(last: CommitInfo, publication: PublicationStatus | None) -> None:
@@ -104,7 +216,8 @@ def captured_oids(known: Mapping[int, TableSchema]) -> list[int]:
 def lineage_of(source: SourceState) -> CommitSource:
     """Return the source identity and the OID of the publication, which every commit of a session records."""
     oid = 0 if source.publication is None else source.publication.oid
-    return CommitSource(source.identity.timeline, source.identity.system_id, oid)
+    found = source.identity
+    return CommitSource(found.timeline, found.system_id, oid, found.history.switch_point)
 
 
 def lsn_to_confirm(durable: int) -> Lsn:
@@ -114,22 +227,6 @@ def lsn_to_confirm(durable: int) -> Lsn:
     transaction again.
     """
     return Lsn(durable + 1)
-
-
-def _check_cluster(log: LogIdentity, last: CommitInfo, source: SourceState) -> None:
-    known, found = last.system_id or log.system_id, source.identity
-    if found.system_id != known:
-        raise SourceReplaced(
-            f"the source is another cluster: its system identifier is {found.system_id}, and the log was written "
-            f"from the cluster with system identifier {known}"
-        )
-    if found.timeline != last.timeline:
-        raise TimelineChanged(
-            f"the source's timeline changed from {last.timeline} to {found.timeline}, so the promoted server "
-            "may not have the last transactions of the log"
-        )
-    if found.wal_end < last.last.lsn:
-        raise SourceBehindLog(f"the source's WAL ends at {found.wal_end}, before the log's position {last.last.lsn}")
 
 
 def check_slot_kind(slot: SlotStatus, database: str) -> None:

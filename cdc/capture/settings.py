@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cdc.config import Definition
-from cdc.config.source import Snapshot, SnapshotMode, Undecodable
+from cdc.config.source import OnFailover, Snapshot, SnapshotMode, Undecodable
 from cdc.log.bucket_files import Root
 from cdc.log.trim_plan import Retention
 from cdc.log.writer import SegmentLimits
@@ -30,6 +30,8 @@ class SourceSettings:
     """True if the initial snapshot may create the slot, and replace a slot that belongs to the log."""
     failover: bool = False
     """True if the slot is created as a failover slot, which Postgres 17 and later synchronizes to standbys."""
+    on_failover: OnFailover = OnFailover.RESYNC
+    """Policy for a promoted server that does not have the last transactions of the log."""
     undecodable: Undecodable = Undecodable.FAIL
     """Policy for text of the source that is not valid UTF-8."""
     snapshot: Snapshot = field(default_factory=Snapshot)
@@ -69,6 +71,7 @@ def reader_settings(definition: Definition) -> ReaderSettings:
             exclude=definition.excludes,
             create_slot=source.slot.create,
             failover=source.slot.failover,
+            on_failover=source.on_failover,
             undecodable=source.undecodable,
             snapshot=definition.snapshot,
         ),

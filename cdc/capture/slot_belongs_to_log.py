@@ -6,8 +6,9 @@ Therefore a snapshot drops a slot only in one of these cases; any other case is 
 - The log's slot record (`_slot.json`) contains this slot with exactly its current positions. Then an unfinished
   snapshot of this log created the slot and no reader has confirmed a position since; or an operator's command recorded
   the slot.
-- The log's last commit is from this server and timeline. The slot record contains the slot's name, and the slot is not
-  ahead of the log. A slot created after that commit would be ahead of the log, so the log was written from this slot.
+- The log's last commit is from this cluster, and this server has all transactions of the log, also after a promotion.
+  The slot record contains the slot's name, and the slot is not ahead of the log. A slot created after that commit would
+  be ahead of the log, so the log was written from this slot.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Self
 
-from cdc.capture.resume_checks import check_slot_kind, check_source, lsn_to_confirm
+from cdc.capture.resume_checks import check_slot_kind, check_source, has_all_transactions, lsn_to_confirm
 from cdc.errors import SlotInUse, SlotNotCreated, SlotNotOwned, UnexpectedSlot
 from cdc.log.bucket_files import Root
 from cdc.log.disk_format import CommitInfo
@@ -84,7 +85,7 @@ class SlotClaim:
     def is_written_from(self, slot: SlotStatus, source: SystemIdentity) -> bool:
         """Return True if it is certain that the log was written from this slot."""
         last = self.last
-        if last is None or (self.system_id, last.timeline) != (source.system_id, source.timeline):
+        if last is None or self.system_id != source.system_id or not has_all_transactions(last, source):
             return False
         if self.record is not None and self.record.slot != slot.name:
             return False

@@ -88,11 +88,14 @@ def inspect(position: PositionArgument = None, config: ConfigOption = DEFAULT_CO
 
     found = count_rows(log)
     tables = {topic: operations for topic, operations in found.items() if topic}
+    last = log.last_commit
     result = {
         "log_id": log.log_id,
         "system_id": log.system_id,
         "database": log.identity.database,
         "durable": _text(log.durable),
+        "timeline": None if last is None else last.timeline,
+        "switch_point": str(last.switch_point) if last is not None and last.switch_point else None,
         "committed_at": _time(log.committed_at(log.durable)) if log.durable is not None else None,
         "delta_version": log.version,
         "files": len(log.every_file()),

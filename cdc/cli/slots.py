@@ -25,6 +25,14 @@ EpochOption = Annotated[
         help="Create a new slot and publication, and copy every table again; the log continues in a new epoch.",
     ),
 ]
+PromotionOption = Annotated[
+    bool,
+    typer.Option(
+        "--accept-promotion",
+        help="Continue from a promoted or restored server that does not have the log's last transactions; their tables "
+        "are copied again.",
+    ),
+]
 SkipOption = Annotated[
     str | None,
     typer.Option(
@@ -115,22 +123,24 @@ def recover(  # noqa: PLR0913, PLR0917 - one parameter per option
     new_epoch: EpochOption = False,
     skip_to: SkipOption = None,
     resync: ResyncOption = None,
+    accept_promotion: PromotionOption = False,
     yes: YesOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Recover after a gap: begin a new epoch with a full copy, or skip a transaction that cannot be decoded.
+    """Recover after a gap: begin a new epoch with a full copy, accept a promotion, or skip a transaction.
 
     Stop the reader first. If the command is killed, run it again. The next start of the reader also completes an
     interrupted --new-epoch. With --skip-to, the command marks the tables of --resync as needs_resync.
     """
+    from cdc.capture import failover
     from cdc.capture.operator_recovery import begin_epoch, skip_to_lsn
     from cdc.config import load_definition
     from cdc.lsn import Lsn
 
     definition = load_definition(config)
-    if new_epoch == (skip_to is not None):
+    if [new_epoch, skip_to is not None, accept_promotion].count(True) != 1:
         raise ConfigError(
-            "slots recover needs either --new-epoch or --skip-to LSN",
+            "slots recover needs one of --new-epoch, --accept-promotion and --skip-to LSN",
             remedy="run 'cdc slots ls' to see the problem and its remedy",
         )
     if skip_to is not None and not resync:
@@ -145,6 +155,12 @@ def recover(  # noqa: PLR0913, PLR0917 - one parameter per option
         copied = f" and copies {', '.join(later)}" if later else ""
         begun = f"epoch {done['epoch']} began at {done['position']} with {done['tables']} tables"
         summary = f"{begun}; start the reader, which continues from that position{copied}"
+    elif accept_promotion:
+        confirm(f"continue {definition.name!r} from the promoted server, without the transactions it lost", yes=yes)
+        followed = failover.accept_promotion(definition)
+        done = {"lost_transactions": 0, "lost_tables": {}} if followed is None else followed.to_json()
+        copied = f"; start the reader, which copies {', '.join(done['lost_tables'])}" if done["lost_tables"] else ""
+        summary = f"{done['lost_transactions']} transactions of the log are lost{copied}"
     else:
         lsn = Lsn.parse(skip_to or "")
         confirm(f"move slot {definition.source.slot.name!r} to {lsn} and lose the changes before it", yes=yes)

@@ -96,6 +96,17 @@ class OnWalBudget(StrEnum):
     STOP = "stop"
 
 
+class OnFailover(StrEnum):
+    """What the reader does if a promoted server does not have the last transactions of the log."""
+
+    #: Mark the tables of these transactions `needs_resync`, and continue.
+    CONTINUE = "continue"
+    #: Copy the tables of these transactions again while the stream continues.
+    RESYNC = "resync"
+    #: Stop the reader; the log stays as it is.
+    STOP = "stop"
+
+
 class Source(Model):
     """The captured Postgres database."""
 
@@ -114,6 +125,11 @@ class Source(Model):
     """Bytes of WAL that the server may keep for the slot; a warning appears at 80 %. Default no limit."""
     on_wal_budget: OnWalBudget = OnWalBudget.WARN
     """What the reader does above `wal_budget`: `warn` or `stop`. The reader never drops the slot."""
+
+    on_failover: OnFailover = OnFailover.RESYNC
+    """What the reader does if a promoted standby does not have the last transactions of the log: `resync` copies their
+    tables again, `continue` only marks these tables, `stop` ends the reader. If nothing is lost, the reader always
+    continues."""
 
     def current_dsn(self) -> str:
         """Return the DSN for a new connection, read again from its secret file.

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from cdc.errors import LogFormatUnknown
 from cdc.log_row import LOG_SCHEMA, Operation
+from cdc.lsn import Lsn
 from cdc.position import Position
 
 FORMAT: Final = 3
@@ -130,7 +131,11 @@ def format_of(description: str) -> int:
 
 
 class CommitSource(NamedTuple):
-    """The source server from which a commit was captured. Another server can continue the log only in a new epoch."""
+    """The source server from which a commit was captured.
+
+    A promoted server continues the epoch only if its timeline descends from this one and has all transactions of the
+    log. Any other server can continue the log only in a new epoch.
+    """
 
     timeline: int
     system_id: str = ""
@@ -142,6 +147,11 @@ class CommitSource(NamedTuple):
     """OID of the publication when the reader connected to the source; 0 if unknown.
 
     A publication that was dropped and created again has another OID.
+    """
+    switch_point: Lsn = Lsn(0)
+    """First byte of the timeline, where a promotion left the one before; 0 for the first timeline, or if unknown.
+
+    Two servers that were promoted from the same timeline have the same number, but another switch point.
     """
 
 
@@ -162,11 +172,13 @@ class CommitInfo:
     """OID of the publication; 0 if the commit does not name it."""
     views: str = ""
     """In the log of views: JSON that says what the views were computed from; "" in the change log."""
+    switch_point: Lsn = Lsn(0)  # noqa: RUF009 - an int, never changed
+    """First byte of the timeline; 0 for the first timeline, or if the commit does not name it."""
 
     @property
     def commit_source(self) -> CommitSource:
         """Return the source server from which the commit was captured."""
-        return CommitSource(self.timeline, self.system_id, self.publication)
+        return CommitSource(self.timeline, self.system_id, self.publication, self.switch_point)
 
     def to_metadata(self) -> dict[str, str]:
         """Return the metadata as Delta stores it: keys that begin with `cdc.`, and text values."""
@@ -179,6 +191,7 @@ class CommitInfo:
             "cdc.system_id": self.system_id,
             "cdc.publication": str(self.publication),
             **({"cdc.views": self.views} if self.views else {}),
+            "cdc.switch_point": str(self.switch_point),
         }
 
     @classmethod
@@ -198,6 +211,7 @@ class CommitInfo:
             system_id=fields.get("cdc.system_id", ""),
             publication=int(fields.get("cdc.publication", 0)),
             views=fields.get("cdc.views", ""),
+            switch_point=Lsn.parse(fields.get("cdc.switch_point", "0/0")),
         )
 
 

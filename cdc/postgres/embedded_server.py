@@ -188,6 +188,9 @@ class EmbeddedPostgres:
         self._root = self._create_root()
         self.socket_directory.mkdir(mode=0o700)
         self._own(self.socket_directory)
+        self._create_cluster()
+
+    def _create_cluster(self) -> None:
         locale = ["--locale-provider=builtin", "--builtin-locale=C.UTF-8"] if self.version >= _BUILTIN_LOCALE else []
         initdb = self._run(
             "initdb", "-D", str(self.data_directory), "-U", "postgres", "--auth-local=trust",

@@ -25,7 +25,7 @@ import struct
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from types import TracebackType
 from typing import Final, Self
@@ -40,6 +40,7 @@ from cdc.postgres import copy_data_receiver
 from cdc.postgres.connection import ANSWER_TIMEOUT, connect
 from cdc.postgres.sql_ascii import disable_encoding_conversion, is_sql_ascii
 from cdc.postgres.sqlstate import classify_message, map_errors
+from cdc.postgres.timeline_history import TimelineHistory
 
 READ_DELAY: Final = 0.001
 """Seconds between the first input and the read, so that one read gets all messages of a small transaction."""
@@ -103,6 +104,8 @@ class SystemIdentity:
     wal_end: Lsn
     """LSN at which the flushed WAL of Postgres ends."""
     database: str
+    history: TimelineHistory = field(default_factory=TimelineHistory)
+    """The timelines that the server has left; empty on timeline 1, and if the server has lost its history file."""
 
 
 class LargeTransactions(Enum):
@@ -163,11 +166,23 @@ class StreamOptions:
 
 
 def identify_system(dsn: str) -> SystemIdentity:
-    """Run IDENTIFY_SYSTEM, and return its result."""
+    """Run IDENTIFY_SYSTEM, after a promotion also TIMELINE_HISTORY, and return the results."""
     with connect(dsn, replication=True, application_name="cdc identify", timeout=ANSWER_TIMEOUT) as conn, map_errors():
         row = conn.execute(b"IDENTIFY_SYSTEM").fetchone()
+        assert row is not None  # noqa: S101 - the protocol promises one row
+        timeline = int(row[1])
+        history = _timeline_history(conn, timeline) if timeline > 1 else TimelineHistory()
+    return SystemIdentity(str(row[0]), timeline, Lsn.parse(row[2]), str(row[3]), history)
+
+
+def _timeline_history(conn: psycopg.Connection, timeline: int) -> TimelineHistory:
+    try:
+        row = conn.execute(f"TIMELINE_HISTORY {timeline}".encode()).fetchone()
+    except psycopg.errors.UndefinedFile:
+        return TimelineHistory()
     assert row is not None  # noqa: S101 - the protocol promises one row
-    return SystemIdentity(str(row[0]), int(row[1]), Lsn.parse(row[2]), str(row[3]))
+    content = row[1]
+    return TimelineHistory.parse(content if isinstance(content, str) else bytes(content).decode(errors="replace"))
 
 
 class ReplicationStream:

@@ -61,6 +61,9 @@ RULES: Final = (
     ErrorRule(
         "55000", "wal_level", _OPERATOR, errors.PreflightFailed, "set wal_level = logical and restart the server"
     ),
+    # a standby: one before version 16, or one that synchronizes the slot from its primary
+    ErrorRule("55000", "in recovery", _FAST, errors.SourceInRecovery),
+    ErrorRule("55000", "cannot use replication slot", _FAST, errors.SourceInRecovery),
     ErrorRule("55000", "", _OPERATOR, errors.SourceError),
     ErrorRule(
         "53400",

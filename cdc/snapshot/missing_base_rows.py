@@ -77,13 +77,17 @@ def unconfirmed_xids(conn: Any, root: Root) -> np.ndarray:
     """Return the distinct xids of transactions in the log that a new snapshot does not see; usually there are none.
 
     A transaction can be in the stream before snapshots see it, for example while it waits for a synchronous standby.
-    Only the newest files of the log are read, because such a transaction committed recently.
+    Only the newest files of the log are read, because such a transaction committed recently. Transactions of an earlier
+    epoch do not count: after a promotion that lost them, their xids are those of later transactions.
     """
     visibility, oldest = open_transactions(conn)
     log, found, since = LogReader(root), [np.empty(0, np.int64)], pa.scalar(oldest - CLOCK_SLACK)
     upto = log.durable or Position(0)
+    after = Position.of(0, upto.epoch)
     for file in sorted(log.every_file(), key=lambda file: file.last, reverse=True):
-        rows = read_file(file, Position(0), upto, ["xid", "committed_at"])
+        if file.last <= after:
+            break
+        rows = read_file(file, after, upto, ["xid", "committed_at"])
         late = rows.filter(pc.greater_equal(rows["committed_at"], since))
         if rows.num_rows and not late.num_rows:
             break

@@ -25,7 +25,6 @@ from cdc.errors import (
     SlotUnsuitable,
     SourceGap,
     SourceReplaced,
-    TimelineChanged,
 )
 from cdc.postgres.connection import connect
 from cdc.postgres.embedded_server import EmbeddedPostgres
@@ -188,13 +187,13 @@ def _own_server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Embe
         yield server
 
 
-def test_a_slot_whose_wal_was_removed_names_the_limit_and_a_promoted_copy_is_not_taken_for_its_past(
+def test_a_slot_whose_wal_was_removed_names_the_limit_and_a_promoted_copy_with_every_transaction_continues(
     tmp_path: Path, own_server: EmbeddedPostgres
 ) -> None:
     held = captured_on(own_server, tmp_path)
     removed_wal_names_the_limit(held)
     held.stream()
-    promoted_copy_is_not_taken_for_its_past(held, own_server)
+    promoted_copy_continues(held, own_server)
 
 
 def removed_wal_names_the_limit(held: Captured) -> None:
@@ -227,16 +226,22 @@ def test_a_slot_that_nobody_used_for_too_long_says_so(tmp_path: Path, own_server
     assert "idle_replication_slot_timeout" in refused(held, SlotInvalidated, "is invalidated: idle_timeout").fix
 
 
-def promoted_copy_is_not_taken_for_its_past(held: Captured, own_server: EmbeddedPostgres) -> None:
+def promoted_copy_continues(held: Captured, own_server: EmbeddedPostgres) -> None:
     own_server.stop()
     backup = held.folder / "backup"
     shutil.copytree(own_server.data_directory, backup, symlinks=True)
     (backup / "standby.signal").touch()
     restore(backup, own_server.data_directory)
     own_server.start()
-    run_sql(held.dsn, "SELECT pg_promote()")
-    refused(held, TimelineChanged, "timeline changed from 1 to 2")
-    recovers(held)
+    before = held.log.durable
+    run_sql(held.dsn, "SELECT pg_promote()", "INSERT INTO t SELECT max(id) + 1, 'after the promotion' FROM t")
+    check_log(held.definition)
+    held.stream()
+    assert held.folded("t") == sorted(rows_of(held.dsn, "SELECT id::text, v FROM t"))
+    last = held.log.last_commit
+    assert last is not None
+    assert before is not None
+    assert (last.timeline, last.last.epoch) == (2, before.epoch)
 
 
 def captured_on(server: EmbeddedPostgres, folder: Path) -> Captured:

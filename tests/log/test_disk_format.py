@@ -8,16 +8,35 @@ from pathlib import Path
 import pytest
 
 from cdc.errors import LogFormatUnknown
-from cdc.log.disk_format import FORMAT, CommitInfo, LogIdentity, commit_file, delta_statistics, format_of, segment_of
+from cdc.log.disk_format import (
+    FORMAT,
+    CommitInfo,
+    CommitSource,
+    LogIdentity,
+    commit_file,
+    delta_statistics,
+    format_of,
+    segment_of,
+)
+from cdc.lsn import Lsn
 from cdc.position import Position
 from tests.log.rows import row, table
 
-COMMIT = CommitInfo(last=Position(40), committed_at=7, timeline=2, rows=3, transactions=1, system_id="7", publication=9)
+COMMIT = CommitInfo(
+    last=Position(40),
+    committed_at=7,
+    timeline=2,
+    rows=3,
+    transactions=1,
+    system_id="7",
+    publication=9,
+    switch_point=Lsn(32),
+)
 
 
 def test_the_metadata_of_a_commit_is_read_as_it_was_written() -> None:
     assert CommitInfo.from_metadata(COMMIT.to_metadata()) == COMMIT
-    assert COMMIT.commit_source == (2, "7", 9)
+    assert COMMIT.commit_source == CommitSource(2, "7", 9, Lsn(32))
 
 
 def test_a_commit_that_is_no_append_has_no_metadata_of_the_log() -> None:

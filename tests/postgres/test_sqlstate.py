@@ -19,6 +19,8 @@ CASES: list[tuple[str, str, type[CdcError]]] = [
     ("55000", 'can no longer get changes from replication slot "x"', errors.SlotInvalidated),
     ("55000", 'replication slot "x" was not created in this database', errors.SlotUnsuitable),
     ("55000", "logical decoding requires wal_level >= logical", errors.PreflightFailed),
+    ("55000", "logical decoding cannot be used while in recovery", errors.SourceInRecovery),
+    ("55000", 'cannot use replication slot "x" for logical decoding', errors.SourceInRecovery),
     ("53400", "all replication slots are in use", errors.PreflightFailed),
     ("0A000", "client sent proto_version=4 but we only support protocol 3 or lower", errors.PreflightFailed),
     ("XX000", "unrecognized pgoutput option: origin", errors.PreflightFailed),
@@ -55,6 +57,7 @@ CASES: list[tuple[str, str, type[CdcError]]] = [
 COURSES: Mapping[type[CdcError], set[ErrorCourse]] = {
     errors.SourceUnreachable: {ErrorCourse.RETRY_FAST},
     errors.SlotInUse: {ErrorCourse.RETRY_FAST},
+    errors.SourceInRecovery: {ErrorCourse.RETRY_FAST},
     errors.SourceRejectsConnection: {ErrorCourse.RETRY_SLOW},
     errors.UndecodableWal: {ErrorCourse.RETRY_SLOW},
     errors.SlotMissing: {ErrorCourse.RESYNC},

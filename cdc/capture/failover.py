@@ -1,0 +1,205 @@
+"""Failover: continues the log on a promoted server that does not have the last transactions of the log.
+
+The former primary sent transactions that the new one never received. Up to the switch point both servers have the same
+WAL, so the log is right up to there, and every row of the log behind the switch point is wrong at the new primary. The
+tables of exactly these rows are copied again. All other tables continue without a copy.
+
+LSNs behind the switch point occur twice: in the log's last transactions, and in the new WAL. So the log continues in
+the next epoch. One commit begins this epoch at the switch point, marks the tables, and names the new timeline. Before
+this commit nothing has changed, and after it the ordinary start of the reader continues. So the step can be killed and
+repeated at any time.
+
+Each marked table gets its schema version at the switch point, because a lost transaction may have altered the table.
+A table that the log knows only from lost transactions is marked as dropped, and targets delete its rows. If the new
+primary has such a table all the same, the publication sync adds it again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow.compute as pc
+import structlog
+
+from cdc import metrics
+from cdc.capture.commit_outside_stream import SnapshotCommit
+from cdc.capture.resume_checks import (
+    RECOVER,
+    captured_oids,
+    check_promotion,
+    find_lost_transactions,
+    lineage_of,
+    lost_text,
+)
+from cdc.capture.settings import ReaderSettings, reader_settings
+from cdc.config import Definition
+from cdc.config.source import OnFailover
+from cdc.errors import LogTrimmed, SlotInUse, TransactionsLost
+from cdc.failpoint import hit
+from cdc.log.disk_format import CommitInfo
+from cdc.log.reader import LogReader, read_file
+from cdc.log.writer import LogWriter
+from cdc.lsn import Lsn
+from cdc.position import Position
+from cdc.postgres.connection import connect
+from cdc.postgres.slot import copy_lock
+from cdc.postgres.source_state import SourceState, read_source_state
+from cdc.postgres.timeline_history import TimelineSwitch
+from cdc.table import TableSchema, TableState
+
+GONE: Final = "only transactions that a promotion lost had captured the table"
+"""Reason of a table in state DROPPED that the log did not capture before the switch point."""
+_COLUMNS: Final = ("position", "relation")
+log = structlog.get_logger("reader")
+
+
+@dataclass(frozen=True, slots=True)
+class LostTransactions:
+    """The transactions of the log that the new primary never had."""
+
+    transactions: int
+    rows: dict[int, int]
+    """Number of rows of the log by relation, with schema rows; messages have no relation and are not counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class FollowedPromotion:
+    """What the log recorded about a promotion after which transactions of the log were lost."""
+
+    timeline: int
+    switch_point: Lsn
+    before: Position
+    """Position of the log before the promotion was recorded."""
+    position: Position
+    """First position of the new epoch."""
+    transactions: int
+    """Number of lost transactions."""
+    tables: dict[str, int]
+    """Number of lost rows by table; these tables are copied again or need a resync."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON values; positions are text."""
+        return {
+            "timeline": self.timeline,
+            "switch_point": str(self.switch_point),
+            "before": str(self.before),
+            "position": str(self.position),
+            "lost_transactions": self.transactions,
+            "lost_tables": self.tables,
+        }
+
+
+def follow_promotion(settings: ReaderSettings, *, accepted: bool = False) -> FollowedPromotion | None:
+    """Begin the next epoch at the switch point, and mark the tables of the lost transactions.
+
+    Returns None, and changes nothing, if no transaction of the log is lost.
+
+    accepted: True if an operator has confirmed that the source is the new primary.
+
+    Raises TransactionsLost if the policy is to stop, or if the log no longer has every lost change. Raises SlotInUse
+    while another process uses the slot, and the errors of the resume checks if continuing could lose changes.
+    """
+    source, writer = settings.source, LogWriter(settings.log, settings.limits)
+    view, last = LogReader(settings.log), writer.last_commit
+    if last is None:
+        return None
+    with connect(source.dsn, application_name="cdc failover") as conn, copy_lock(conn, source.slot):
+        state = read_source_state(source.dsn, source.slot, source.publication, captured_oids(view.schemas()))
+        lost_from = find_lost_transactions(view.identity, last, state)
+        if lost_from is None:
+            return None
+        check_promotion(last, state, lost_from, accepted=accepted)
+        if state.slot is not None and state.slot.active:
+            raise SlotInUse(f"slot {state.slot.name!r} is in use by pid {state.slot.active_pid}")
+        text = lost_text(last, state, lost_from)
+        if source.on_failover is OnFailover.STOP and not accepted:
+            raise TransactionsLost(text)
+        lost = _lost_transactions(view, last, lost_from, text)
+        tables = list(_tables_at_switch(view, last, lost_from, lost, _state_of_tables(settings, state, lost_from)))
+        position = Position.of(lost_from.switch_point - 1, last.last.epoch + 1)
+        commit = SnapshotCommit(writer, position)
+        for schema in tables:
+            commit.mark(schema, ended=schema.state is TableState.DROPPED)
+        hit("before_promotion_recorded")
+        commit.commit(lineage_of(state))
+        hit("after_promotion_recorded")
+    counts = {schema.topic: lost.rows[schema.relation] for schema in tables}
+    return FollowedPromotion(
+        state.identity.timeline, lost_from.switch_point, last.last, position, lost.transactions, counts
+    )
+
+
+def accept_promotion(definition: Definition) -> FollowedPromotion | None:
+    """Follow a promotion because an operator has confirmed that the source is the new primary; see `follow_promotion`.
+
+    Raises LogError if there is no log.
+    """
+    LogReader(definition.log.root)  # opening the log for writing would create it
+    return follow_promotion(reader_settings(definition), accepted=True)
+
+
+def report_promotion(found: FollowedPromotion, pipeline: str, process_metrics: metrics.Metrics) -> None:
+    """Write the log message and the metrics of a promotion that lost transactions."""
+    process_metrics.add(metrics.LOST_TRANSACTIONS, found.transactions, pipeline)
+    log.warning(
+        "the promoted server does not have the last transactions of the log; a new epoch begins at the switch point, "
+        "and the tables of these transactions are copied again or marked as needs_resync",
+        timeline=found.timeline,
+        switch_point=str(found.switch_point),
+        lost_transactions=found.transactions,
+        log_was_at=str(found.before),
+        position=str(found.position),
+        tables=sorted(found.tables),
+    )
+
+
+def _lost_transactions(view: LogReader, last: CommitInfo, lost_from: TimelineSwitch, text: str) -> LostTransactions:
+    """Count the rows of the log behind the switch point; raise TransactionsLost if single changes were trimmed."""
+    after = _last_common(last, lost_from)
+    try:
+        files = view.history(after, last.last).changes
+    except LogTrimmed as exc:
+        raise TransactionsLost(f"{text}; the log no longer has all of these changes", remedy=RECOVER) from exc
+    rows, positions = Counter[int](), set[int]()
+    for file in files:
+        found = read_file(file, after, last.last, _COLUMNS)
+        positions.update(found["position"].unique().to_pylist())
+        for count in pc.value_counts(found["relation"].drop_null()).to_pylist():
+            rows[count["values"]] += count["counts"]
+    return LostTransactions(len(positions), dict(rows))
+
+
+def _state_of_tables(settings: ReaderSettings, state: SourceState, lost_from: TimelineSwitch) -> tuple[TableState, str]:
+    """Return the state and the reason that a table of the lost transactions gets."""
+    copies = settings.source.on_failover is not OnFailover.CONTINUE and settings.source.copies_rows
+    reason = (
+        f"the promotion to timeline {state.identity.timeline} at {lost_from.switch_point} lost transactions that "
+        "changed the table"
+    )
+    return TableState.SNAPSHOTTING if copies else TableState.NEEDS_RESYNC, reason
+
+
+def _tables_at_switch(
+    view: LogReader,
+    last: CommitInfo,
+    lost_from: TimelineSwitch,
+    lost: LostTransactions,
+    mark: tuple[TableState, str],
+) -> Iterator[TableSchema]:
+    """Yield the tables of the lost transactions with their schema versions at the switch point and the marked state."""
+    common = _last_common(last, lost_from)
+    then, now = view.schemas(common), view.schemas()
+    for relation in sorted(lost.rows):
+        before = then.get(relation)
+        if before is None or before.state is TableState.DROPPED:
+            yield (before or now[relation]).flagged(TableState.DROPPED, GONE)
+        else:
+            yield before.flagged(*mark)
+
+
+def _last_common(last: CommitInfo, lost_from: TimelineSwitch) -> Position:
+    """Return the last position at which the log's transactions are those of the new primary too."""
+    return Position.of(lost_from.switch_point - 1, last.last.epoch)

@@ -1,0 +1,221 @@
+"""Promotions on real servers: where the log continues, which tables are read again, which server is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import LiteralString
+
+import pyarrow.compute as pc
+import pytest
+
+from cdc.capture.startup_checks import check_log, find_problems
+from cdc.errors import (
+    CdcError,
+    FormerPrimary,
+    SourceCloned,
+    SourceForked,
+    SourceInRecovery,
+    TransactionsLost,
+)
+from cdc.log.disk_format import CommitInfo
+from cdc.log_row import Operation
+from cdc.postgres.connection import connect
+from cdc.postgres.embedded_server import EmbeddedPostgres
+from tests.faults.capture import Captured, ReaderProcess, rows_with
+from tests.fixtures.postgres import drop_when_free, rows_of, run_sql
+from tests.fixtures.replicated_postgres import Cluster, ClusterMember, dsn_of_all
+from tests.fixtures.waiting import until
+
+SLOT = "cdc_shop"
+T_ROWS: LiteralString = "SELECT id::text, v FROM t"
+U_ROWS: LiteralString = "SELECT id::text FROM u"
+
+
+class CapturedCluster(Captured):
+    """A captured database whose slot standbys synchronize; `t`, `u` and `w` are its tables."""
+
+    def __init__(self, folder: Path, servers: Cluster) -> None:
+        super().__init__(folder, servers.primary.dsn(), slot=SLOT)
+
+    def write(self, *, tables: str = "public.*", slot: str, more: str = "") -> None:
+        self.path.write_text(
+            f"version: 1\nname: held\nsource:\n  dsn: '{self.dsn}'\n  slot: {{name: {slot}, failover: true}}\n{more}"
+            f"tables: [{{match: '{tables}'}}]\nlog: {{path: '{self.folder}/log'}}\n"
+        )
+
+    def point_at(self, *servers: EmbeddedPostgres, more: str = "") -> None:
+        """Name other servers in the definition."""
+        self.dsn = servers[0].dsn() if len(servers) == 1 else dsn_of_all(*servers)
+        self.write(slot=SLOT, more=more)
+
+    @property
+    def last(self) -> CommitInfo:
+        """Of the log."""
+        found = self.log.last_commit
+        assert found is not None
+        return found
+
+    def copies(self) -> dict[str, int]:
+        """How many full copies of each table have ended."""
+        found = rows_with(self.log, pc.field("op") == Operation.GENERATION.value, "topic")
+        topics = [str(row["topic"]) for row in found]
+        return {topic.removeprefix("public."): topics.count(topic) for topic in topics}
+
+    def is_source(self, server: EmbeddedPostgres) -> bool:
+        """Whether the log folds to the rows of the server."""
+        tables = {"t": T_ROWS, "u": U_ROWS, "w": T_ROWS.replace("FROM t", "FROM w")}
+        return all(self.folded(name) == sorted(rows_of(server.dsn(), query)) for name, query in tables.items())
+
+
+@pytest.fixture(name="held")
+def _held(tmp_path: Path, servers: Cluster) -> CapturedCluster:
+    """A primary with tables that are captured from later on."""
+    run_sql(
+        servers.primary.dsn(),
+        "CREATE TABLE t (id int PRIMARY KEY, v text)",
+        "CREATE TABLE u (id int PRIMARY KEY)",
+        "CREATE TABLE w (id int PRIMARY KEY, v text)",
+        "INSERT INTO t VALUES (1, 'one')",
+    )
+    return CapturedCluster(tmp_path, servers)
+
+
+@pytest.fixture(name="standby")
+def _standby(servers: Cluster, held: CapturedCluster) -> ClusterMember:
+    """A standby that has the slot of the log."""
+    standby = servers.standby()
+    held.copy()
+    with held.reading() as reading:
+        run_sql(servers.primary.dsn(), "INSERT INTO w VALUES (1, 'before')")
+        reading.caught_up()
+        standby.sync_slots(SLOT)
+    return standby
+
+
+def refused(held: CapturedCluster, error: type[CdcError], says: str) -> None:
+    """Doctor and the start of a reader refuse the source; the log does not move."""
+    before = held.log.durable
+    with pytest.raises(error, match=says):
+        check_log(held.definition)
+    assert error.code in {problem.code for problem in find_problems(held.definition)}
+    with pytest.raises(CdcError):
+        held.stream()
+    assert held.log.durable == before
+
+
+def test_a_clean_switch_over_and_the_way_back_continue_the_epoch(
+    servers: Cluster, held: CapturedCluster, standby: ClusterMember
+) -> None:
+    first = servers.primary
+    run_sql(first.dsn(), "INSERT INTO t VALUES (2, 'while the reader is down')")
+    first.stop()  # sends everything to the standby
+    standby.promote()
+    held.point_at(standby)
+    check_log(held.definition)
+    run_sql(standby.dsn(), "UPDATE t SET v = 'new' WHERE id = 1")
+    held.stream()
+    second = held.last
+    assert (second.timeline, second.last.epoch) == (2, 0)
+    assert held.is_source(standby)
+
+    first.follow(standby)
+    first.start()
+    with connect(first.dsn()) as conn:  # a slot of its own prevents that the one of its primary is synchronized
+        drop_when_free(conn, SLOT)
+    with held.reading() as reading:
+        reading.caught_up()
+        first.sync_slots(SLOT)
+    standby.stop()
+    first.promote()
+    held.point_at(first)
+    run_sql(first.dsn(), "INSERT INTO u VALUES (1)")
+    held.stream()
+    assert (held.last.timeline, held.last.last.epoch) == (3, 0)
+    assert held.last.switch_point > second.switch_point > 0
+    assert held.is_source(first)
+    assert held.copies() == {"t": 1, "u": 1, "w": 1}
+
+
+def lose_transactions(servers: Cluster, held: CapturedCluster, standby: ClusterMember) -> None:
+    """The log gets transactions that the standby does not get, and the standby is promoted."""
+    standby.stop()
+    primary = servers.primary.dsn()
+    with held.reading() as reading:
+        run_sql(primary, "INSERT INTO t VALUES (7, 'lost')", "UPDATE t SET v = 'lost' WHERE id = 1")
+        run_sql(primary, "INSERT INTO u SELECT generate_series(1, 3)")
+        reading.caught_up()
+    servers.primary.stop("immediate")
+    standby.start()
+    standby.promote()
+    held.point_at(standby)
+
+
+@pytest.mark.parametrize("policy", ["resync", "continue"])
+def test_lost_transactions_have_their_tables_read_again_and_no_other(
+    servers: Cluster, held: CapturedCluster, standby: ClusterMember, policy: str
+) -> None:
+    lose_transactions(servers, held, standby)
+    before = held.last
+    held.point_at(servers.primary, standby, more=f"  on_failover: {policy}\n  heartbeat: 0\n")
+    run_sql(standby.dsn(), "INSERT INTO t VALUES (8, 'kept')", "INSERT INTO w VALUES (2, 'kept')")
+    with ReaderProcess(held) as reader:
+        if policy == "continue":
+            until(lambda: held.folded("w") == [("1", "before"), ("2", "kept")], reader.output)
+            states = {schema.name: schema.state.value for schema in held.log.schemas().values()}
+            assert states == {"t": "needs_resync", "u": "needs_resync", "w": "live"}
+            return
+        until(lambda: held.copies() == {"t": 2, "u": 2, "w": 1}, reader.output)
+        until(lambda: held.is_source(standby), reader.output)
+    assert (before.last.epoch, held.last.last.epoch) == (0, 1)
+    assert (held.last.timeline, held.last.switch_point > 0) == (2, True)
+    assert "the promoted server does not have the last transactions" in reader.output()
+
+
+def test_with_the_policy_stop_the_reader_ends_and_touches_nothing(
+    servers: Cluster, held: CapturedCluster, standby: ClusterMember
+) -> None:
+    lose_transactions(servers, held, standby)
+    refused(held, TransactionsLost, "left timeline 1 at .* does not have the log's transactions")
+    held.point_at(standby, more="  on_failover: stop\n")
+    before = held.log.durable
+    with ReaderProcess(held) as reader:
+        assert reader.child.wait(60) != 0
+    assert TransactionsLost.code in reader.output()
+    assert held.log.durable == before
+
+
+def test_a_former_primary_and_a_second_promoted_standby_are_refused(
+    servers: Cluster, held: CapturedCluster, standby: ClusterMember
+) -> None:
+    other = servers.standby("third")
+    servers.primary.stop()
+    servers.primary.start()
+    other.catch_up()
+    run_sql(servers.primary.dsn(), "INSERT INTO t VALUES (2, 'two')")
+    standby.catch_up()
+    other.stop()
+    held.point_at(standby)
+    refused(held, SourceInRecovery, "only synchronizes slot")
+    standby.promote()
+    run_sql(standby.dsn(), "INSERT INTO t VALUES (3, 'three')")
+    held.stream()
+
+    held.point_at(servers.primary)
+    refused(held, FormerPrimary, "the source is on timeline 1, and the log is on timeline 2")
+    run_sql(servers.primary.dsn(), "INSERT INTO t VALUES (4, 'split brain')")
+    other.start()
+    other.catch_up()
+    other.promote()
+    held.point_at(other)
+    refused(held, SourceForked, "two servers were promoted")
+
+
+def test_a_clone_of_the_primary_is_refused_once_the_log_is_ahead_of_it(servers: Cluster, held: CapturedCluster) -> None:
+    held.copy()
+    held.stream()
+    backup = servers.backup()
+    clone = servers.clone(backup)
+    run_sql(servers.primary.dsn(), "INSERT INTO t VALUES (2, 'two')")
+    held.stream()
+    held.point_at(clone)
+    refused(held, SourceCloned, "was not synchronized, so the server may be a clone")
