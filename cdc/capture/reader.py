@@ -130,6 +130,7 @@ class Reader:
         assert last is not None, "the initial snapshot has committed"  # noqa: S101
         state = read_source_state(source.dsn, source.slot, source.publication, captured_oids(log.schemas()))
         check_resume(settings.log, log, last, state)
+        bound.expect(stream.server_start, state.identity)
         context.durable.advance(last.last)
         context.metrics.set(metrics.LOG_POSITION, int(last.last), source.pipeline)
         context.metrics.set(metrics.SOURCE_TIMELINE, state.identity.timeline, source.pipeline)

@@ -33,7 +33,7 @@ from cdc.errors import (
     PublicationMissing,
     PublicationNarrowed,
     PublicationReplaced,
-    SlotInUse,
+    Reaction,
     SourceError,
     UndecodableWal,
     WalBudgetExceeded,
@@ -54,8 +54,8 @@ BUDGET_WARNING: Final = 0.8
 """Share of `source.wal_budget` from which the reporter logs a warning."""
 LAST_REPORT_WITHIN: Final = 5.0
 """Maximum seconds for which `close` waits until the catalog has stored the last report."""
-SLOT_IN_USE_EVERY: Final = 60.0
-"""Seconds between two log messages while another reader uses the slot; attempts follow each other every second."""
+SAME_ERROR_EVERY: Final = 60.0
+"""Seconds between two log messages of the same error, while attempts follow each other every one or two seconds."""
 REPORT_EVERY: Final = 1.0
 """Seconds between reports; a process without a report for five seconds is shown as down."""
 
@@ -88,8 +88,8 @@ class StatusReporter(Thread):
         self._captured: list[int] | None = None
         self._publication_due = 0.0
         self._warned = False
-        self._in_use_message: str | None = None
-        self._in_use_due = 0.0
+        self._logged_message: str | None = None
+        self._same_error_due = 0.0
         self._copied_before: dict[str, int] = {}
         self._waiting_since: float | None = None
         self._inexact: list[TableProgress] = []
@@ -124,7 +124,7 @@ class StatusReporter(Thread):
         else:
             seconds = round(time.monotonic() - self._waiting_since, 1)
             log.info("connected to the source again", position=str(start.position), after_seconds=seconds)
-        self._waiting_since = None
+        self._waiting_since = self._logged_message = None
 
     def report_copied(self) -> None:
         """Make the last report say `copied`: all rows were copied, and the reader ends (snapshot.mode initial_only)."""
@@ -186,10 +186,10 @@ class StatusReporter(Thread):
         self._error = exc.to_json()
         self._state = state
         self._metrics.add(metrics.ERRORS, 1, self._definition.name, "reader", exc.code)
-        if isinstance(exc, SlotInUse):
-            if exc.message == self._in_use_message and time.monotonic() < self._in_use_due:
+        if exc.reaction is Reaction.RETRY:
+            if exc.message == self._logged_message and time.monotonic() < self._same_error_due:
                 return
-            self._in_use_message, self._in_use_due = exc.message, time.monotonic() + SLOT_IN_USE_EVERY
+            self._logged_message, self._same_error_due = exc.message, time.monotonic() + SAME_ERROR_EVERY
         log.warning(
             "capture stopped; the reader tries again only if 'state' is 'waiting'",
             state=state,

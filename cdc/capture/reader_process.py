@@ -32,9 +32,12 @@ from cdc.config.source import SnapshotMode
 from cdc.errors import (
     CdcError,
     ExitCode,
+    FormerPrimary,
     Reaction,
     SlotInUse,
+    SourceInRecovery,
     SourceRejectsConnection,
+    SourceUnreachable,
     TransactionsLost,
     UndecodableWal,
     as_cdc_error,
@@ -58,7 +61,13 @@ Some causes disappear before the second or third attempt (a stale cache, a file 
 is too large fails every attempt, and an operator must know about it within a minute. With the pauses of UNDECODABLE the
 attempts take 15 s plus the time in which the server reaches the transaction."""
 FAST: Final = BackOff(0.2, 30.0)
-"""Default pauses between attempts, for example while a server restarts or a network recovers."""
+"""Default pauses between attempts, for example while the log's storage recovers."""
+NO_PRIMARY: Final = BackOff(0.2, 2.0)
+"""Pauses while no server of the DSN can be read from, for example during a restart or a promotion.
+
+The pauses are short, so that the stream continues soon after a new primary accepts connections; an attempt that fails
+costs a connection for each host.
+"""
 SLOT_IN_USE: Final = BackOff(0.2, 1.0)
 """Pauses while another reader streams from the slot.
 
@@ -155,6 +164,8 @@ def retry_pause(error: BaseException, failures: int) -> float | None:
         return None
     if isinstance(error, SlotInUse):
         return SLOT_IN_USE.seconds(failures)
+    if isinstance(error, SourceUnreachable | SourceInRecovery | FormerPrimary):
+        return NO_PRIMARY.seconds(failures)
     return (REFUSED if isinstance(error, SourceRejectsConnection) else FAST).seconds(failures)
 
 

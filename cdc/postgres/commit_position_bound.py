@@ -10,6 +10,11 @@ A reader that is behind rarely queries, because the last result bounds its commi
 caught up queries once per commit, while another thread writes the commit's data files. So the round trip adds no
 latency.
 
+The query also shows that the server is still the one that sends the stream, on the same timeline. A DSN may lead to
+another server after a failover, and a standby may be promoted, or replicate from a promoted primary, while the stream
+runs. The reader then connects again, so that each commit of the log names the timeline of its transactions. A position
+below an earlier result is on the timeline of that time, because a standby has applied it then.
+
 The same connection detects a shutdown of Postgres. Postgres ends all SQL sessions first, and then waits until the
 clients of walsenders have confirmed all WAL. The reader cannot confirm WAL after the last commit, and cannot confirm
 anything while the log's disk is full, so its open stream could block the shutdown. Therefore a reader that loses its
@@ -29,11 +34,13 @@ from psycopg import pq
 
 from cdc.errors import PositionBeyondWal, SourceUnreachable
 from cdc.lsn import Lsn
-from cdc.postgres.connection import ANSWER_TIMEOUT, connect
+from cdc.postgres.connection import ANSWER_TIMEOUT, check_same_server, connect, server_start
+from cdc.postgres.replication import SystemIdentity, identify_system
 from cdc.postgres.sqlstate import map_errors
 
 _WAL_END: Final = """
-    SELECT (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END)::text
+    SELECT (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END)::text,
+           pg_is_in_recovery()
 """
 
 
@@ -47,9 +54,19 @@ class WalBound:
         """Connect to Postgres; raises the errors of `connect`."""
         self._dsn, self._lock = dsn, Lock()
         self._wal_end = Lsn(0)
+        self._identity: SystemIdentity | None = None
         self._conn = self._connected()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="wal bound")
         self._answer: Future[Lsn] | None = None
+
+    def expect(self, stream: str, identity: SystemIdentity) -> None:
+        """Raise SourceUnreachable unless stream, queries and `identity` are of one server; from now on check it.
+
+        stream: start time of the server that sends the stream.
+        """
+        check_same_server(stream, identity.started)
+        check_same_server(server_start(self._conn), identity.started)
+        self._identity = identity
 
     def ask(self, lsn: Lsn) -> None:
         """Start a query of the WAL end, and return at once; `require` waits for the result.
@@ -99,7 +116,10 @@ class WalBound:
         self._conn.close()
 
     def _connected(self) -> psycopg.Connection:
-        return connect(self._dsn, application_name="cdc wal bound", timeout=ANSWER_TIMEOUT)
+        conn = connect(self._dsn, application_name="cdc wal bound", timeout=ANSWER_TIMEOUT)
+        if self._identity is not None:
+            check_same_server(server_start(conn), self._identity.started)
+        return conn
 
     def _current_wal_end(self) -> Lsn:
         with self._lock:
@@ -114,7 +134,19 @@ class WalBound:
         with map_errors():
             found = self._conn.execute(_WAL_END).fetchone()
         assert found is not None  # noqa: S101 - the query gives one row
-        return Lsn.parse(found[0])
+        wal_end, in_recovery = found
+        if self._identity is not None and (in_recovery or self._identity.in_recovery):
+            self._check_timeline(self._identity)
+        return Lsn.parse(wal_end)
+
+    def _check_timeline(self, expected: SystemIdentity) -> None:
+        """Raise SourceUnreachable if the timeline of a standby has changed since the session began."""
+        now = identify_system(self._dsn)
+        check_same_server(now.started, expected.started)
+        if now.timeline != expected.timeline:
+            raise SourceUnreachable(
+                f"the standby changed from timeline {expected.timeline} to {now.timeline}: the reader connects again"
+            )
 
     def _is_ended(self) -> bool:
         try:

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 import psycopg
 from psycopg import conninfo
 
-from cdc.errors import MalformedDsn
+from cdc.errors import MalformedDsn, SourceUnreachable
 from cdc.postgres.sqlstate import connection_failure, map_errors
 
 PINNED: Final = {
@@ -36,6 +36,9 @@ The first six determine the text form of values, which must be the same in COPY 
 CONNECT_TIMEOUT: Final = 10
 """Maximum seconds for connecting, unless the DSN sets another limit; libpq's default is no limit."""
 
+HOST_TIMEOUT: Final = 3
+"""The same for each host of a DSN with several hosts, of which one may be dead; libpq tries them in turn."""
+
 _DEAD_PEER_DETECTION: Final[dict[str, Any]] = {
     # detect a dead peer after about a minute instead of the kernel's two hours
     "keepalives_idle": 30,
@@ -51,6 +54,8 @@ A proxy that lost its connection to Postgres never answers, and TCP does not det
 """
 
 _T = TypeVar("_T")
+_PREFERRED: Final = dict[str, tuple[str, str]]()
+"""For each list of several hosts: host and port to which the last connection of this process was made."""
 _PORTS: Final = re.compile(r"(\d{1,5})?(,(\d{1,5})?)*", re.ASCII)
 
 
@@ -105,18 +110,61 @@ def connect(
     pinned = " ".join(f"-c {name}={value}" for name, value in PINNED.items())
     parameters["options"] = f"{parameters.get('options', '')} {pinned}".strip()
     parameters |= {"client_encoding": "UTF8", "application_name": application_name}
-    for name, value in {"connect_timeout": CONNECT_TIMEOUT, **_DEAD_PEER_DETECTION}.items():
+    several = _with_preferred_host_first(parameters)
+    timeouts = {"connect_timeout": CONNECT_TIMEOUT if several is None else HOST_TIMEOUT}
+    for name, value in {**timeouts, **_DEAD_PEER_DETECTION}.items():
         parameters.setdefault(name, value)
     if replication:
         parameters["replication"] = "database"
     try:
         conn = _Connection.connect("", autocommit=autocommit, **parameters)
         conn.answer_timeout = timeout
+        if several is not None:
+            _PREFERRED[several] = conn.info.host, str(conn.info.port)
         return conn
     except psycopg.Error as error:
         failure = connection_failure(error, secrets=secrets_of(parameters))
     # outside of the except clause, so that libpq's own text is not the context of this error
     raise failure
+
+
+def _with_preferred_host_first(parameters: dict[str, Any]) -> str | None:
+    """Move the host of the last connection to the front of several hosts; return their list as the DSN has it.
+
+    A dead host then costs its timeout once, and not at each connection. Returns None if the DSN has at most one host,
+    or addresses in `hostaddr`.
+    """
+    text = str(parameters.get("host", ""))
+    hosts = text.split(",")
+    if len(hosts) == 1 or "hostaddr" in parameters:
+        return None
+    ports = str(parameters.get("port", "")).split(",")
+    known = f"{text} {parameters.get('port', '')}"
+    servers = list(zip(hosts, ports * len(hosts) if len(ports) == 1 else ports, strict=False))
+    servers.sort(key=lambda server: server != _PREFERRED.get(known))
+    parameters["host"] = ",".join(host for host, _ in servers)
+    if "port" in parameters:
+        parameters["port"] = ",".join(port for _, port in servers)
+    return known
+
+
+def server_start(conn: psycopg.Connection) -> str:
+    """Return the time at which Postgres was started, which differs between the servers that a DSN may lead to.
+
+    Works on a replication connection too.
+    """
+    with map_errors():
+        row = conn.execute(b"SELECT pg_postmaster_start_time()::text").fetchone()
+    assert row is not None  # noqa: S101 - the query gives one row
+    return str(row[0])
+
+
+def check_same_server(found: str, expected: str) -> None:
+    """Raise SourceUnreachable unless two connections, given by their `server_start`, reached the same server."""
+    if found != expected:
+        raise SourceUnreachable(
+            "two connections reached different servers, or the server was restarted: the reader connects again"
+        )
 
 
 def cancel_statement(conn: psycopg.Connection) -> None:

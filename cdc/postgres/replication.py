@@ -37,7 +37,7 @@ from cdc.errors import CdcError, InvalidDefinition, PreflightFailed, SourceUnrea
 from cdc.lsn import Lsn
 from cdc.pgoutput.message_parser import FrameBatch
 from cdc.postgres import copy_data_receiver
-from cdc.postgres.connection import ANSWER_TIMEOUT, connect
+from cdc.postgres.connection import ANSWER_TIMEOUT, connect, is_standby, server_start
 from cdc.postgres.sql_ascii import disable_encoding_conversion, is_sql_ascii
 from cdc.postgres.sqlstate import classify_message, map_errors
 from cdc.postgres.timeline_history import TimelineHistory
@@ -104,6 +104,10 @@ class SystemIdentity:
     wal_end: Lsn
     """LSN at which the flushed WAL of Postgres ends."""
     database: str
+    in_recovery: bool = False
+    """True if the server is a standby."""
+    started: str = ""
+    """Start time of the server, as `server_start` returns it."""
     history: TimelineHistory = field(default_factory=TimelineHistory)
     """The timelines that the server has left; empty on timeline 1, and if the server has lost its history file."""
 
@@ -172,7 +176,8 @@ def identify_system(dsn: str) -> SystemIdentity:
         assert row is not None  # noqa: S101 - the protocol promises one row
         timeline = int(row[1])
         history = _timeline_history(conn, timeline) if timeline > 1 else TimelineHistory()
-    return SystemIdentity(str(row[0]), timeline, Lsn.parse(row[2]), str(row[3]), history)
+        standby, started = is_standby(conn), server_start(conn)
+    return SystemIdentity(str(row[0]), timeline, Lsn.parse(row[2]), str(row[3]), standby, started, history)
 
 
 def _timeline_history(conn: psycopg.Connection, timeline: int) -> TimelineHistory:
@@ -201,6 +206,8 @@ class ReplicationStream:
         self._poll = select.poll()
         self._poll.register(self._pgconn.socket, select.POLLIN)
         self.received_bytes = 0
+        self.server_start = ""
+        """Start time of the server that sends the stream."""
 
     @classmethod
     def open(cls, dsn: str, options: StreamOptions) -> Self:
@@ -209,7 +216,7 @@ class ReplicationStream:
         conn = connect(dsn, replication=True, application_name=f"cdc {options.slot}", timeout=ANSWER_TIMEOUT)
         try:
             interval, silence = _intervals(conn, options)
-            floor = _confirmed_flush(conn, options.slot)
+            floor, started = _confirmed_flush(conn, options.slot), server_start(conn)
             if is_sql_ascii(conn):
                 with map_errors():
                     disable_encoding_conversion(conn)
@@ -219,6 +226,7 @@ class ReplicationStream:
             conn.pgconn.nonblocking = 1
             _limit_receive_buffer(conn.pgconn.socket)
             stream = cls(conn, floor, interval, silence)
+            stream.server_start = started
             stream._report()
         except BaseException:
             conn.close()

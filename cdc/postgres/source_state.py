@@ -8,7 +8,7 @@ from typing import Final
 
 import psycopg
 
-from cdc.postgres.connection import ANSWER_TIMEOUT, connect, is_standby
+from cdc.postgres.connection import ANSWER_TIMEOUT, check_same_server, connect, server_start
 from cdc.postgres.replication import SystemIdentity, identify_system
 from cdc.postgres.slot import SlotStatus, slot_status
 from cdc.postgres.sqlstate import map_errors
@@ -58,21 +58,20 @@ class SourceState:
     identity: SystemIdentity
     slot: SlotStatus | None
     publication: PublicationStatus | None
-    in_recovery: bool = False
-    """True if the source is a standby."""
 
     @property
     def awaits_promotion(self) -> bool:
         """True if the source is a standby whose slot cannot be read before its promotion, or that has no slot."""
-        return self.in_recovery and (self.slot is None or self.slot.synced is True)
+        return self.identity.in_recovery and (self.slot is None or self.slot.synced is True)
 
 
 def read_source_state(dsn: str, slot: str, publication: str, tables: Collection[int]) -> SourceState:
     """Read the state of the source; `tables` are the OIDs of the captured tables."""
     identity = identify_system(dsn)
     with connect(dsn, application_name="cdc identify", timeout=ANSWER_TIMEOUT) as conn:
+        check_same_server(server_start(conn), identity.started)
         found = slot_status(conn, slot)
-        return SourceState(identity, found, publication_status(conn, publication, tables), is_standby(conn))
+        return SourceState(identity, found, publication_status(conn, publication, tables))
 
 
 def publication_status(conn: psycopg.Connection, name: str, tables: Collection[int]) -> PublicationStatus | None:

@@ -22,7 +22,7 @@ from cdc.config import Definition
 from cdc.config.source import Snapshot, SnapshotMode
 from cdc.errors import CatalogUnavailable, CdcError, Reaction
 from cdc.position import Position
-from cdc.postgres.connection import connect
+from cdc.postgres.connection import check_same_server, connect, server_start
 from cdc.postgres.sql_ascii import copy_text_repair
 from cdc.snapshot.backfill import Backfill, BackfillControl, BackfillDirective
 from cdc.snapshot.backfill_documents import BACKFILL, BackfillAction, BackfillRequest, BackfillState, check_request
@@ -186,6 +186,10 @@ class BackfillWorker(Thread):
                 for _ in range(definition.snapshot.parallel)
             ]
             primary = opened.enter_context(connect(source.current_primary(), application_name="cdc watermarks"))
+            if source.primary is None:
+                # the rows of one server and the watermark of another would not belong together
+                for conn in conns:
+                    check_same_server(server_start(conn), server_start(primary))
             stream = ChunkSender(primary, self._link)
             context = CopyContext(
                 sender=stream,

@@ -134,12 +134,12 @@ def test_a_primary_from_before_the_promotion_is_waited_for():
 @pytest.mark.parametrize("slot", [None, replace(SLOT, synced=True)])
 def test_a_standby_without_a_slot_of_its_own_is_waited_for(slot: SlotStatus | None):
     with pytest.raises(SourceInRecovery) as caught:
-        check_source(LOG, LAST, SourceState(replace(SOURCE, wal_end=Lsn(1)), slot, PUBLICATION, in_recovery=True))
+        check_source(LOG, LAST, SourceState(replace(SOURCE, wal_end=Lsn(1), in_recovery=True), slot, PUBLICATION))
     assert caught.value.reaction is Reaction.RETRY
 
 
 def test_a_standby_with_a_slot_of_its_own_can_be_captured_from():
-    check_source(LOG, LAST, SourceState(SOURCE, replace(SLOT, synced=False), PUBLICATION, in_recovery=True))
+    check_source(LOG, LAST, SourceState(replace(SOURCE, in_recovery=True), replace(SLOT, synced=False), PUBLICATION))
 
 
 def test_one_more_than_the_durable_position_is_confirmed_to_postgres():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import LiteralString
 
@@ -12,6 +14,7 @@ from cdc.capture.startup_checks import check_log, find_problems
 from cdc.errors import (
     CdcError,
     FormerPrimary,
+    LogError,
     SourceCloned,
     SourceForked,
     SourceInRecovery,
@@ -23,12 +26,18 @@ from cdc.postgres.connection import connect
 from cdc.postgres.embedded_server import EmbeddedPostgres
 from tests.faults.capture import Captured, ReaderProcess, rows_with
 from tests.fixtures.postgres import drop_when_free, rows_of, run_sql
-from tests.fixtures.replicated_postgres import Cluster, ClusterMember, dsn_of_all
+from tests.fixtures.replicated_postgres import OFTEN, Cluster, ClusterMember, dsn_of_all
 from tests.fixtures.waiting import until
 
 SLOT = "cdc_shop"
-T_ROWS: LiteralString = "SELECT id::text, v FROM t"
-U_ROWS: LiteralString = "SELECT id::text FROM u"
+CONTINUES_WITHIN = 5.0
+"""Seconds between the promotion and the first new row in the log."""
+TABLES: dict[str, LiteralString] = {
+    "t": "SELECT id::text, v FROM t",
+    "u": "SELECT id::text FROM u",
+    "w": "SELECT id::text, v FROM w",
+}
+"""The rows of each table, as the log folds them."""
 
 
 class CapturedCluster(Captured):
@@ -62,9 +71,11 @@ class CapturedCluster(Captured):
         return {topic.removeprefix("public."): topics.count(topic) for topic in topics}
 
     def is_source(self, server: EmbeddedPostgres) -> bool:
-        """Whether the log folds to the rows of the server."""
-        tables = {"t": T_ROWS, "u": U_ROWS, "w": T_ROWS.replace("FROM t", "FROM w")}
-        return all(self.folded(name) == sorted(rows_of(server.dsn(), query)) for name, query in tables.items())
+        """Whether the log folds to the rows of the server; a log without its tables does not."""
+        with suppress(LogError):
+            if {schema.name for schema in self.log.schemas().values()} >= TABLES.keys():
+                return all(self.folded(name) == sorted(rows_of(server.dsn(), rows)) for name, rows in TABLES.items())
+        return False
 
 
 @pytest.fixture(name="held")
@@ -169,6 +180,52 @@ def test_lost_transactions_have_their_tables_read_again_and_no_other(
     assert (before.last.epoch, held.last.last.epoch) == (0, 1)
     assert (held.last.timeline, held.last.switch_point > 0) == (2, True)
     assert "the promoted server does not have the last transactions" in reader.output()
+
+
+def test_a_running_reader_follows_a_crashed_primary_within_seconds(
+    servers: Cluster, held: CapturedCluster, standby: ClusterMember
+) -> None:
+    held.point_at(servers.primary, standby)
+    with ReaderProcess(held) as reader:
+        run_sql(servers.primary.dsn(), "INSERT INTO t VALUES (2, 'before the crash')")
+        until(lambda: len(held.folded("t")) == 2, reader.output)
+        standby.catch_up()
+        servers.primary.stop("immediate")
+        until(lambda: "capture stopped" in reader.output(), reader.output)
+        standby.promote()
+        began = time.monotonic()
+        run_sql(standby.dsn(), "INSERT INTO t VALUES (3, 'after the crash')")
+        until(lambda: held.is_source(standby), reader.output, every=OFTEN)
+        print("seconds until the stream continues", time.monotonic() - began)
+        assert time.monotonic() - began < CONTINUES_WITHIN
+    assert (held.last.timeline, held.last.last.epoch) == (2, 0)
+    assert held.copies() == {"t": 1, "u": 1, "w": 1}
+
+
+def test_a_standby_that_is_promoted_while_it_is_read_from_continues_the_epoch(
+    servers: Cluster, held: CapturedCluster
+) -> None:
+    standby = servers.standby()
+    held.dsn = standby.dsn()
+    more = f"  primary: '{servers.primary.dsn()}'\n  heartbeat: 300ms\n"
+    super(CapturedCluster, held).write(slot="own", more=more)
+    run_sql(
+        servers.primary.dsn(), "CREATE PUBLICATION cdc_held_pub FOR TABLE t, u, w WITH (publish_via_partition_root)"
+    )
+    with ReaderProcess(held) as reader:
+        until(lambda: held.is_source(standby), reader.output)
+        run_sql(servers.primary.dsn(), "INSERT INTO t VALUES (2, 'through the standby')")
+        until(lambda: held.is_source(standby), reader.output)
+        standby.catch_up()
+        standby.promote()
+        run_sql(standby.dsn(), "INSERT INTO t VALUES (3, 'of the promoted standby')")
+        until(lambda: held.is_source(standby) and held.last.timeline == 2, reader.output)
+        assert "changed from timeline 1 to 2" in reader.output()
+    run_sql(standby.dsn(), "INSERT INTO t VALUES (4, 'while no reader runs')")
+    check_log(held.definition)
+    with ReaderProcess(held) as reader:
+        until(lambda: held.is_source(standby), reader.output)
+    assert held.last.last.epoch == 0
 
 
 def test_with_the_policy_stop_the_reader_ends_and_touches_nothing(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from cdc.lsn import Lsn
 from cdc.postgres.commit_position_bound import WalBound
 from cdc.postgres.connection import connect
 from cdc.postgres.embedded_server import EmbeddedPostgres
+from cdc.postgres.replication import identify_system
 from tests.fixtures.postgres import rows_of, run_sql
 from tests.fixtures.waiting import until
 
@@ -65,6 +67,17 @@ def test_a_session_that_was_ended_is_replaced(database: str, looked_at: bool) ->
             until(lambda: has_session(bound, database), "another session")
         bound.require(Lsn(wal_end(database) - 1))
         assert len(rows_of(database, SESSIONS)) == 1
+
+
+def test_a_stream_of_another_server_is_not_bounded(database: str) -> None:
+    identity = identify_system(database)
+    with WalBound(database) as bound:
+        with pytest.raises(SourceUnreachable, match="different servers"):
+            bound.expect("another start", identity)
+        with pytest.raises(SourceUnreachable, match="different servers"):
+            bound.expect(identity.started, replace(identity, started="another start"))
+        bound.expect(identity.started, identity)
+        bound.require(Lsn(wal_end(database) - 1))
 
 
 def test_a_server_without_another_session_is_unreachable_and_on_a_standby_the_bound_is_its_replay_position(

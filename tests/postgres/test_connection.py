@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import socket
+import time
 import traceback
 
 import pytest
 
 from cdc.errors import CdcError, MalformedDsn, SourceRejectsConnection, SourceUnreachable
-from cdc.postgres.connection import PINNED, connect
+from cdc.postgres.connection import HOST_TIMEOUT, PINNED, connect
 from cdc.postgres.embedded_server import EmbeddedPostgres
 from tests.fixtures.postgres import run_sql
 
@@ -44,6 +46,19 @@ def test_a_dsn_that_cannot_be_read_is_malformed() -> None:
 def test_a_closed_port_is_unreachable() -> None:
     with pytest.raises(SourceUnreachable, match="refused"):
         connect("postgresql://me@127.0.0.1:1/db")
+
+
+def test_a_host_that_never_answers_costs_its_timeout_once(postgres: EmbeddedPostgres) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()  # the kernel accepts connections, and nobody answers
+        hosts = f"127.0.0.1:{silent.getsockname()[1]},127.0.0.1:{postgres.port}"
+        dsn = f"postgresql://postgres@{hosts}/postgres?target_session_attrs=read-write"
+        for replication, least, most in ((False, HOST_TIMEOUT - 1, 30.0), (True, 0.0, HOST_TIMEOUT - 1)):
+            began = time.monotonic()
+            with connect(dsn, replication=replication) as conn:
+                assert conn.info.port == postgres.port
+            assert least <= time.monotonic() - began < most
 
 
 def test_a_missing_database_is_named(postgres: EmbeddedPostgres) -> None:
