@@ -54,6 +54,7 @@ from cdc.log.fenced_table import check_writable_format
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.postgres.connection import connect
+from cdc.postgres.failover_settings import failover_problems
 from cdc.postgres.preflight import PreflightProblem, SourceRequirements, preflight
 from cdc.postgres.replication import identify_system
 from cdc.postgres.slot import copy_lock, slot_status
@@ -329,6 +330,13 @@ def _continuity(subject: CheckSubject) -> Iterator[PreflightProblem]:
     yield from ()
 
 
+def _failover(subject: CheckSubject) -> Iterator[PreflightProblem]:
+    """Yield a warning for each setting of the servers that could lose the slot, or transactions, in a promotion."""
+    source = subject.definition.source
+    if source.slot.failover:
+        yield from failover_problems(source.current_dsn(), source.slot.name)
+
+
 def _catalog(subject: CheckSubject) -> Iterator[PreflightProblem]:
     check_catalog_writable(subject.definition.catalog.url)
     yield from ()
@@ -395,6 +403,7 @@ CHECKS: Final = (
     StartupCheck(_existing_slot, CheckScope.ALWAYS, "slot"),
     StartupCheck(_adopted_slot, CheckScope.ALWAYS, "slot"),
     StartupCheck(_continuity, CheckScope.CONTINUED, "slot"),
+    StartupCheck(_failover, CheckScope.NEVER, "slot"),
     StartupCheck(_exposure, CheckScope.NEVER, "log"),
     StartupCheck(_catalog, CheckScope.NEVER, "catalog"),
     StartupCheck(_lake, CheckScope.NEVER, "sinks"),

@@ -148,6 +148,20 @@ def _with_preferred_host_first(parameters: dict[str, Any]) -> str | None:
     return known
 
 
+def dsn_of_each_host(dsn: str) -> list[tuple[str, str]]:
+    """Return each host of a DSN, with a DSN that leads to this host alone, whether it accepts writes or not."""
+    parameters = parse_dsn(dsn)
+    parameters.pop("target_session_attrs", None)
+    lists = {name: str(parameters[name]).split(",") for name in ("host", "hostaddr", "port") if parameters.get(name)}
+    count = max((len(values) for values in lists.values()), default=1)
+    found = []
+    for index in range(count):
+        own = {name: values[index] if len(values) > 1 else values[0] for name, values in lists.items()}
+        label = ":".join(own[name] for name in ("host", "port") if name in own) or "local"
+        found.append((label, conninfo.make_conninfo("", **{**parameters, **own})))
+    return found
+
+
 def server_start(conn: psycopg.Connection) -> str:
     """Return the time at which Postgres was started, which differs between the servers that a DSN may lead to.
 
