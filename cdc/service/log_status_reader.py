@@ -92,10 +92,13 @@ class _LogStatusBuilder:
         lines = tuple(self._consumer(consumer, compacted) for consumer in known)
         self._problems += [self._broken(uuid) for uuid in broken]
         self._problems += [self._late(line) for line in lines if line.state == "late"]
+        last = log.last_commit
         return LogStatus(
             at=self._now.isoformat(),
             state=LogState.READ,
             durable=None if log.durable is None else str(log.durable),
+            timeline=None if last is None else last.timeline,
+            switch_point=str(last.switch_point) if last is not None and last.switch_point else None,
             segment_count=len(segments),
             file_count=sum(segment.files for segment in segments),
             row_count=sum(segment.rows for segment in segments),

@@ -120,6 +120,10 @@ class LogStatus:
     state: LogState
     durable: str | None = None
     """Durable position: the end of the log."""
+    timeline: int | None = None
+    """Timeline of the source at the end of the log; each promotion increases it."""
+    switch_point: str | None = None
+    """LSN at which this timeline began; null for the first timeline, or if unknown."""
     segment_count: int = 0
     file_count: int = 0
     """Number of data files of the table `changes`; `row_count` is the number of rows in them."""

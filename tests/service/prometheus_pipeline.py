@@ -63,7 +63,7 @@ class Reports(Thread):
         self._catalog, self._over = catalog, Event()
         self.silent = Event()
         self.source_lag, self.sink_lag, self.table_state = 0.02, 0.6, "streaming"
-        self.parked = self.blocked = self.reconnects = self.errors = 0.0
+        self.parked = self.blocked = self.reconnects = self.errors = self.lost = 0.0
 
     def run(self) -> None:
         while not self._over.wait(0.5):
@@ -80,6 +80,7 @@ class Reports(Thread):
         reader.set(metrics.SOURCE_LAG_SECONDS, self.source_lag, NAME)
         reader.set(metrics.LOG_BLOCKED, self.blocked, NAME)
         reader.add(metrics.RECONNECTS, self.reconnects, NAME)
+        reader.add(metrics.LOST_TRANSACTIONS, self.lost, NAME)
         reader.add(metrics.ERRORS, self.errors, NAME, "reader", "CDC-2001")
         apply.set(metrics.DLQ_RECORDS, self.parked, NAME, "lake")
         for process, figures in (("reader", reader), ("apply", apply)):

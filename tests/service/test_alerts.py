@@ -212,6 +212,7 @@ SITUATIONS: dict[str, Situation] = {
     "CdcVerifyMismatch": verified(mismatched=3),
     "CdcVerifyStale": verified(days_ago=2),
     "CdcReaderFlaps": counting("reconnects"),
+    "CdcTransactionsLost": counting("lost"),
     "CdcErrors": counting("errors"),
 }
 

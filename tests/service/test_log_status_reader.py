@@ -46,6 +46,7 @@ def damage(folder: Folder, table: str) -> None:
 def test_the_log_tells_its_reach_and_what_it_weighs(folder: Folder) -> None:
     log = told(folder)
     assert (log.floor, log.oldest, log.horizon, log.durable) == ("0/78", "0/96", "0/AA", "0/C8")
+    assert (log.timeline, log.switch_point) == (1, None)
     assert (log.segment_count, log.file_count, log.row_count) == (5, 5, 10)
     assert (log.horizon_behind_bytes, log.horizon_behind_seconds) == (30, 0.0)
     assert log.oldest_segment is not None

@@ -199,11 +199,14 @@ def log_positions(log: LogStatus) -> list[Figure]:
         "a sink below this position and the next one must be rebuilt" if log.floor else "every tombstone is kept"
     )
     horizon_note = f"{behind} before the end" if log.horizon else ""
+    end_note = _segment(log, log.newest_segment)
+    if log.switch_point:
+        end_note = f"{end_note}, timeline {log.timeline} since {log.switch_point}"
     return [
         Figure("Tombstones removed up to", log.floor or "none", "", floor_note),
         Figure("Single changes after", log.oldest or "the beginning", "", _segment(log, log.oldest_segment)),
         Figure("Compacted up to", log.horizon or number_format.UNKNOWN, "", horizon_note),
-        Figure("End", log.durable or number_format.UNKNOWN, "", _segment(log, log.newest_segment)),
+        Figure("End", log.durable or number_format.UNKNOWN, "", end_note),
     ]
 
 

@@ -75,3 +75,12 @@ def test_the_last_compaction_has_its_age_and_what_it_did() -> None:
     *_, last = section_values.log_sizes(log)
     assert (last.value, last.unit) == ("2.0", "min ago")
     assert last.note == "2\u202f000 changes read, 3 rows written, in 1.50 s"
+
+
+def test_the_end_of_a_log_names_the_timeline_after_a_promotion() -> None:
+    log = LogStatus(
+        at="2026-11-27T12:00:00+00:00", state=LogState.READ, durable="0/C8", timeline=2, switch_point="0/A0"
+    )
+
+    assert section_values.log_positions(log)[-1].note.endswith(", timeline 2 since 0/A0")
+    assert "timeline" not in section_values.log_positions(replace(log, switch_point=None))[-1].note
