@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 import pytest
 
 from cdc.capture.startup_checks import check_log, find_problems
+from cdc.catalog import Catalog
 from cdc.errors import (
     CdcError,
     FormerPrimary,
@@ -24,7 +25,12 @@ from cdc.log.disk_format import CommitInfo
 from cdc.log_row import Operation
 from cdc.postgres.connection import connect
 from cdc.postgres.embedded_server import EmbeddedPostgres
+from cdc.snapshot.backfill_documents import BACKFILL, BackfillRequest
+from cdc.stores.lake_reader import Lake
+from cdc.stores.published_record import TargetState
+from pipelines.sinks.delta.settings import Writer
 from tests.faults.capture import Captured, ReaderProcess, rows_with
+from tests.faults.driven_lake import drive, lake_in
 from tests.fixtures.postgres import drop_when_free, rows_of, run_sql
 from tests.fixtures.replicated_postgres import OFTEN, Cluster, ClusterMember, dsn_of_all
 from tests.fixtures.waiting import until
@@ -32,6 +38,10 @@ from tests.fixtures.waiting import until
 SLOT = "cdc_shop"
 CONTINUES_WITHIN = 5.0
 """Seconds between the promotion and the first new row in the log."""
+ROWS, CHUNK = 5000, 250
+SLOW_COPY = f"snapshot: {{parallel: 1, chunk_rows: {CHUNK}, max_source_load: {{bytes_per_second: 1MiB}}}}\n"
+"""Copying `t` takes two or three seconds."""
+STREAMED: LiteralString = "SELECT FROM pg_stat_replication_slots WHERE stream_txns > 0"
 TABLES: dict[str, LiteralString] = {
     "t": "SELECT id::text, v FROM t",
     "u": "SELECT id::text FROM u",
@@ -43,17 +53,20 @@ TABLES: dict[str, LiteralString] = {
 class CapturedCluster(Captured):
     """A captured database whose slot standbys synchronize; `t`, `u` and `w` are its tables."""
 
+    below = ""
+
     def __init__(self, folder: Path, servers: Cluster) -> None:
         super().__init__(folder, servers.primary.dsn(), slot=SLOT)
 
     def write(self, *, tables: str = "public.*", slot: str, more: str = "") -> None:
         self.path.write_text(
             f"version: 1\nname: held\nsource:\n  dsn: '{self.dsn}'\n  slot: {{name: {slot}, failover: true}}\n{more}"
-            f"tables: [{{match: '{tables}'}}]\nlog: {{path: '{self.folder}/log'}}\n"
+            f"tables: [{{match: '{tables}'}}]\nlog: {{path: '{self.folder}/log'}}\n{self.below}"
         )
 
-    def point_at(self, *servers: EmbeddedPostgres, more: str = "") -> None:
-        """Name other servers in the definition."""
+    def point_at(self, *servers: EmbeddedPostgres, more: str = "", below: str = "") -> None:
+        """Name other servers in the definition; `more` are keys of the source, `below` those after it."""
+        self.below = below
         self.dsn = servers[0].dsn() if len(servers) == 1 else dsn_of_all(*servers)
         self.write(slot=SLOT, more=more)
 
@@ -63,6 +76,10 @@ class CapturedCluster(Captured):
         found = self.log.last_commit
         assert found is not None
         return found
+
+    def states(self) -> dict[str, str]:
+        """Of the tables, as the log has them."""
+        return {schema.name: schema.state.value for schema in self.log.schemas().values()}
 
     def copies(self) -> dict[str, int]:
         """How many full copies of each table have ended."""
@@ -147,6 +164,12 @@ def test_a_clean_switch_over_and_the_way_back_continue_the_epoch(
     assert held.copies() == {"t": 1, "u": 1, "w": 1}
 
 
+def reads(held: CapturedCluster) -> int:
+    """How many rows of `t` the log has from copies."""
+    copied = (pc.field("op") == Operation.READ.value) & (pc.field("topic") == "public.t")
+    return len(rows_with(held.log, copied, "op"))
+
+
 def lose_transactions(servers: Cluster, held: CapturedCluster, standby: ClusterMember) -> None:
     """The log gets transactions that the standby does not get, and the standby is promoted."""
     standby.stop()
@@ -172,14 +195,42 @@ def test_lost_transactions_have_their_tables_read_again_and_no_other(
     with ReaderProcess(held) as reader:
         if policy == "continue":
             until(lambda: held.folded("w") == [("1", "before"), ("2", "kept")], reader.output)
-            states = {schema.name: schema.state.value for schema in held.log.schemas().values()}
-            assert states == {"t": "needs_resync", "u": "needs_resync", "w": "live"}
+            assert held.states() == {"t": "needs_resync", "u": "needs_resync", "w": "live"}
             return
         until(lambda: held.copies() == {"t": 2, "u": 2, "w": 1}, reader.output)
         until(lambda: held.is_source(standby), reader.output)
     assert (before.last.epoch, held.last.last.epoch) == (0, 1)
     assert (held.last.timeline, held.last.switch_point > 0) == (2, True)
     assert "the promoted server does not have the last transactions" in reader.output()
+
+
+def test_a_sink_shows_no_lost_transaction_once_the_tables_are_read_again(
+    servers: Cluster, held: CapturedCluster, standby: ClusterMember
+) -> None:
+    lose_transactions(servers, held, standby)
+    drive(held.folder, Writer.AUTO)
+    before = shown(held)
+    assert before["t"] == [(1, "lost"), (7, "lost")]
+    assert before["u"] == [(1,), (2,), (3,)]
+
+    run_sql(standby.dsn(), "INSERT INTO t VALUES (8, 'kept')", "INSERT INTO w VALUES (2, 'kept')")
+    with ReaderProcess(held) as reader:
+        until(lambda: held.copies() == {"t": 2, "u": 2, "w": 1}, reader.output)
+        until(lambda: held.is_source(standby), reader.output)
+    drive(held.folder, Writer.AUTO)
+    lake = Lake.open(lake_in(held.folder))
+    assert shown(held) == {"t": [(1, "one"), (8, "kept")], "u": [], "w": [(1, "before"), (2, "kept")]}
+    assert {table.state for table in lake.cut().tables.values()} == {TargetState.STREAMING}
+
+
+def shown(held: CapturedCluster) -> dict[str, list[tuple[object, ...]]]:
+    """The rows of each table in the lake."""
+    lake, found = Lake.open(lake_in(held.folder)), {}
+    for name in TABLES:
+        rows = lake.query(f"SELECT * FROM public.{name} ORDER BY id", lake.cut()).read_all()
+        wanted = [column for column in ("id", "v") if column in rows.column_names]
+        found[name] = [tuple(row.values()) for row in rows.select(wanted).to_pylist()]
+    return found
 
 
 def test_a_running_reader_follows_a_crashed_primary_within_seconds(
@@ -226,6 +277,47 @@ def test_a_standby_that_is_promoted_while_it_is_read_from_continues_the_epoch(
     with ReaderProcess(held) as reader:
         until(lambda: held.is_source(standby), reader.output)
     assert held.last.last.epoch == 0
+
+
+def test_a_copy_that_runs_during_a_promotion_is_completed_once(
+    servers: Cluster, held: CapturedCluster, standby: ClusterMember
+) -> None:
+    run_sql(servers.primary.dsn(), "INSERT INTO t SELECT i, repeat('x', 500) FROM generate_series(2, 5000) i")
+    held.point_at(servers.primary, standby, below=SLOW_COPY)
+    with ReaderProcess(held) as reader:
+        with Catalog.open(held.definition.catalog.url) as catalog:
+            catalog.commands.post("held", BACKFILL, BackfillRequest(("public.t",), resync=True).to_json())
+        until(lambda: held.states()["t"] == "snapshotting" and reads(held) > ROWS / 3, reader.output)
+        standby.catch_up()
+        standby.sync_slots(SLOT)
+        servers.primary.stop("immediate")
+        standby.promote()
+        before = reads(held)
+        run_sql(standby.dsn(), "UPDATE t SET v = 'after' WHERE id % 7 = 0", "DELETE FROM t WHERE id % 11 = 0")
+        assert held.states()["t"] == "snapshotting"
+        until(lambda: held.copies()["t"] == 2 and held.is_source(standby), reader.output)
+    assert (held.last.timeline, held.last.last.epoch) == (2, 0)
+    assert reads(held) < ROWS + before  # it continued where it was
+
+
+def test_a_large_transaction_that_is_open_during_a_promotion_is_not_in_the_log(
+    servers: Cluster, held: CapturedCluster, standby: ClusterMember
+) -> None:
+    for server in (servers.primary, standby):
+        run_sql(server.dsn(), "ALTER SYSTEM SET logical_decoding_work_mem = '64kB'", "SELECT pg_reload_conf()")
+    held.point_at(servers.primary, standby)
+    with ReaderProcess(held) as reader, connect(servers.primary.dsn(), autocommit=False) as conn:
+        conn.execute("INSERT INTO t SELECT i, repeat('never committed', 99) FROM generate_series(100, 5000) i")
+        run_sql(servers.primary.dsn(), "INSERT INTO u VALUES (1)")
+        until(lambda: rows_of(servers.primary.dsn(), STREAMED) != [] and held.folded("u") == [("1",)], reader.output)
+        standby.catch_up()
+        servers.primary.stop("immediate")
+        conn.close()
+        standby.promote()
+        run_sql(standby.dsn(), "INSERT INTO t SELECT i, repeat('committed', 99) FROM generate_series(100, 5000) i")
+        until(lambda: held.is_source(standby), reader.output)
+    assert held.last.last.epoch == 0
+    assert len(rows_with(held.log, pc.field("op") == Operation.CREATE.value, "op")) == 4901 + 2
 
 
 def test_with_the_policy_stop_the_reader_ends_and_touches_nothing(
