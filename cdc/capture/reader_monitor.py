@@ -82,6 +82,7 @@ class StatusReporter(Thread):
         self._heartbeat_due = time.monotonic() + definition.source.heartbeat
         self._catalog: Catalog | None = None
         self._ended, self._reporting = Event(), Lock()
+        self._reconnects = False
         self._source: Any = None
         self._primary: Any = None
         self._open = ExitStack()
@@ -103,6 +104,7 @@ class StatusReporter(Thread):
         """Set the reported state to `running`, because an attempt to capture begins."""
         self._state, self._error = "running", None
         self._captured = None
+        self._reconnects = True  # the DSN may lead to another server now, and the previous one may still answer
 
     def report_started(self, start: ReaderStart) -> None:
         """Log that the replication stream is open, and the initial snapshot if this start has taken one."""
@@ -265,6 +267,11 @@ class StatusReporter(Thread):
         source = self._definition.source
         if self._state != "running":
             return
+        if self._reconnects:
+            self._reconnects = False
+            for open_session in filter(None, (self._source, self._primary)):
+                open_session.close()
+            self._source = self._primary = None
         try:
             if self._source is None:
                 self._source = connect(source.current_dsn(), application_name="cdc reporter", timeout=ANSWER_TIMEOUT)

@@ -148,11 +148,13 @@ def _switch_after(last: CommitInfo, source: SystemIdentity) -> TimelineSwitch | 
 
 
 def _is_beyond(last: CommitInfo, left: TimelineSwitch) -> bool:
-    """Return True if the log has a record that does not begin below the switch point.
+    """Return True if the log has a record from behind the switch point.
 
-    A message outside transactions has the position below its LSN, so the record at the next LSN counts too.
+    The position of a transaction is the first byte of its commit record, which is below the switch point if the source
+    has the transaction. A message outside transactions has the position of the last byte of its record, and the first
+    commit of an epoch the position before its snapshot. So in each case the LSN after the position counts.
     """
-    return lsn_to_confirm(last.last.lsn) >= left.switch_point
+    return lsn_to_confirm(last.last.lsn) > left.switch_point
 
 
 def check_promotion(

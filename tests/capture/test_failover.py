@@ -17,6 +17,7 @@ from cdc.lsn import Lsn
 from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.postgres.embedded_server import EmbeddedPostgres
+from cdc.postgres.replication import identify_system
 from cdc.postgres.source_state import read_source_state
 from cdc.table import TableState
 from tests.cli.command import spawn
@@ -41,9 +42,13 @@ class Border:
         with self.held.reading() as reading:
             reading.caught_up()
             with connect(primary) as conn:
+                (start,) = conn.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone() or ("0/0",)
                 conn.execute(last)  # type: ignore[call-overload]
                 (end,) = conn.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone() or ("0/0",)
             reading.until(lambda: self.is_last(Lsn.parse(end)), "the last record in the log")
+        durable = self.held.log.durable or Position(0)
+        self.record = durable.lsn if last == INSERT else Lsn.parse(start)
+        """Where the last record of the log begins: the position of a transaction is its commit record."""
         servers.primary.stop()
 
     def is_last(self, end: Lsn) -> bool:
@@ -53,16 +58,10 @@ class Border:
 
     def restore(self, *, inclusive: bool) -> EmbeddedPostgres:
         """Restore the backup up to the last record of the log: with it, or without it."""
-        lsn = self.record()
-        server = self.servers.restored(self.backup, lsn=str(lsn), inclusive=str(inclusive).lower())
+        server = self.servers.restored(self.backup, lsn=str(self.record), inclusive=str(inclusive).lower())
         self.held.dsn = server.dsn()
         self.held.write(slot=SLOT, more="  on_failover: stop\n")
         return server
-
-    def record(self) -> Lsn:
-        """Where the last record of the log begins; a message outside transactions has the position below."""
-        lsn = (self.held.log.durable or Position(0)).lsn
-        return Lsn(lsn + lsn % 2)
 
     def lost_from(self) -> Lsn | None:
         """The switch point behind which the server lost transactions of the log."""
@@ -82,6 +81,8 @@ def test_a_server_with_the_log_s_last_record_continues_the_epoch(tmp_path: Path,
     border = Border(tmp_path, servers, last)
     server = border.restore(inclusive=True)
 
+    behind = identify_system(server.dsn()).history.switch_point - (border.held.log.durable or Position(0)).lsn
+    assert behind == 1 if last == MESSAGE else behind > 1  # the position of a message is the last byte of its record
     assert border.lost_from() is None
     assert follow_promotion(reader_settings(border.held.definition)) is None
     check_log(border.held.definition)
@@ -95,7 +96,7 @@ def test_a_server_that_ends_where_the_log_s_last_record_begins_lost_it(
     tmp_path: Path, servers: Cluster, last: str, tables: dict[str, int]
 ) -> None:
     border = Border(tmp_path, servers, last)
-    server, held, record = border.restore(inclusive=False), border.held, border.record()
+    server, held, record = border.restore(inclusive=False), border.held, border.record
 
     assert border.lost_from() == record
     with pytest.raises(SourceRestored, match=r"restored to a recovery target \(before LSN"):

@@ -85,7 +85,6 @@ def test_a_slot_at_or_behind_the_log_is_habit(confirmed: int):
         (promoted(1, Lsn(1000)), replace(BEHIND, synced=False), SourceCloned),
         (promoted(1, Lsn(1000), "before 2026-11-27"), BEHIND, SourceRestored),
         (promoted(1, Lsn(1000)), BEHIND, TransactionsLost),
-        (promoted(1, Lsn(1001)), BEHIND, TransactionsLost),
         (promoted(1, Lsn(1008)), replace(SLOT, confirmed_flush=Lsn(1002)), SourceGap),
         (promoted(2, Lsn(2000)), SLOT, TimelineChanged),
         (SOURCE, replace(SLOT, plugin=None), SlotUnsuitable),
@@ -103,8 +102,9 @@ def test_a_log_that_cannot_be_right_is_not_continued(
 
 
 @pytest.mark.parametrize("reason", ["no recovery target specified", "before 2026-11-27"])
-def test_a_promotion_after_the_log_s_last_record_continues(reason: str):
-    check_source(LOG, LAST, SourceState(promoted(1, Lsn(1008), reason), SLOT, PUBLICATION))
+@pytest.mark.parametrize("switch_point", [1001, 1008])
+def test_a_promotion_after_the_log_s_last_record_continues(switch_point: int, reason: str):
+    check_source(LOG, LAST, SourceState(promoted(1, Lsn(switch_point), reason), SLOT, PUBLICATION))
 
 
 def test_of_several_promotions_the_one_that_left_the_log_s_timeline_counts():

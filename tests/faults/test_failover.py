@@ -204,6 +204,38 @@ def test_lost_transactions_have_their_tables_read_again_and_no_other(
     assert "the promoted server does not have the last transactions" in reader.output()
 
 
+@pytest.mark.parametrize("loses", [False, True])
+def test_two_promotions_while_no_reader_runs_are_one_walk_through_the_history(
+    servers: Cluster, held: CapturedCluster, standby: ClusterMember, loses: bool
+) -> None:
+    third = servers.standby("third")
+    with held.reading() as reading:
+        reading.caught_up()
+        third.sync_slots(SLOT)
+    for member in (standby, third):
+        member.catch_up()
+        member.stop()
+    if loses:
+        with held.reading() as reading:
+            run_sql(servers.primary.dsn(), "INSERT INTO u VALUES (9)")
+            reading.caught_up()
+    servers.primary.stop("immediate")
+    standby.start()
+    standby.promote()
+    run_sql(standby.dsn(), "INSERT INTO t VALUES (2, 'on timeline 2')")
+    third.follow(standby)
+    third.start()
+    third.catch_up()
+    standby.stop()
+    third.promote()
+    run_sql(third.dsn(), "INSERT INTO w VALUES (3, 'on timeline 3')")
+    held.point_at(third, more="  heartbeat: 0\n")
+    with ReaderProcess(held) as reader:
+        until(lambda: held.is_source(third), reader.output)
+    assert (held.last.timeline, held.last.last.epoch) == (3, loses)
+    assert held.copies() == {"t": 1, "u": 1 + loses, "w": 1}
+
+
 def test_a_sink_shows_no_lost_transaction_once_the_tables_are_read_again(
     servers: Cluster, held: CapturedCluster, standby: ClusterMember
 ) -> None:
