@@ -121,12 +121,25 @@ class StatusReporter(Thread):
             log.info(
                 "compiled the decoder; later starts load the compiled code", seconds=round(start.compile_seconds, 1)
             )
+        self._report_proved_promotion(start)
         if self._waiting_since is None:
             log.info("streaming changes from the source", position=str(start.position))
         else:
             seconds = round(time.monotonic() - self._waiting_since, 1)
             log.info("connected to the source again", position=str(start.position), after_seconds=seconds)
         self._waiting_since = self._logged_message = None
+
+    def _report_proved_promotion(self, start: ReaderStart) -> None:
+        """Log that the source was promoted since the last commit of the log, and that nothing of the log was lost."""
+        last = LogReader(self._definition.log.root).last_commit
+        timeline = self._metrics.value(metrics.SOURCE_TIMELINE, self._definition.name)
+        if last is not None and timeline is not None and timeline > last.timeline:
+            log.info(
+                "the promoted server has every transaction of the log, so the epoch continues without a copy",
+                timeline=int(timeline),
+                timeline_before=last.timeline,
+                position=str(start.position),
+            )
 
     def report_copied(self) -> None:
         """Make the last report say `copied`: all rows were copied, and the reader ends (snapshot.mode initial_only)."""

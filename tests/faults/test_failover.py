@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import LiteralString
@@ -18,6 +19,7 @@ from cdc.errors import (
     LogError,
     SourceCloned,
     SourceForked,
+    SourceGap,
     SourceInRecovery,
     TransactionsLost,
 )
@@ -29,6 +31,7 @@ from cdc.snapshot.backfill_documents import BACKFILL, BackfillRequest
 from cdc.stores.lake_reader import Lake
 from cdc.stores.published_record import TargetState
 from pipelines.sinks.delta.settings import Writer
+from tests.cli.command import spawn
 from tests.faults.capture import Captured, ReaderProcess, rows_with
 from tests.faults.driven_lake import drive, lake_in
 from tests.fixtures.postgres import drop_when_free, rows_of, run_sql
@@ -41,6 +44,8 @@ CONTINUES_WITHIN = 5.0
 ROWS, CHUNK = 5000, 250
 SLOW_COPY = f"snapshot: {{parallel: 1, chunk_rows: {CHUNK}, max_source_load: {{bytes_per_second: 1MiB}}}}\n"
 """Copying `t` takes two or three seconds."""
+MAKE_SLOT: LiteralString = "SELECT pg_create_logical_replication_slot('cdc_shop', 'pgoutput')"
+SNAPSHOT: LiteralString = "SELECT pg_log_standby_snapshot()"
 STREAMED: LiteralString = "SELECT FROM pg_stat_replication_slots WHERE stream_txns > 0"
 TABLES: dict[str, LiteralString] = {
     "t": "SELECT id::text, v FROM t",
@@ -250,6 +255,10 @@ def test_a_sink_shows_no_lost_transaction_once_the_tables_are_read_again(
         until(lambda: held.copies() == {"t": 2, "u": 2, "w": 1}, reader.output)
         until(lambda: held.is_source(standby), reader.output)
     drive(held.folder, Writer.AUTO)
+    for command in (("log", "verify"), ("log", "inspect")):
+        checked = spawn(*command, "-c", held.path, "--json").envelope
+        assert checked["ok"], checked
+    assert (checked["result"]["timeline"], checked["result"]["switch_point"]) == (2, str(held.last.switch_point))
     lake = Lake.open(lake_in(held.folder))
     assert shown(held) == {"t": [(1, "one"), (8, "kept")], "u": [], "w": [(1, "before"), (2, "kept")]}
     assert {table.state for table in lake.cut().tables.values()} == {TargetState.STREAMING}
@@ -279,8 +288,8 @@ def test_a_running_reader_follows_a_crashed_primary_within_seconds(
         began = time.monotonic()
         run_sql(standby.dsn(), "INSERT INTO t VALUES (3, 'after the crash')")
         until(lambda: held.is_source(standby), reader.output, every=OFTEN)
-        print("seconds until the stream continues", time.monotonic() - began)
         assert time.monotonic() - began < CONTINUES_WITHIN
+    assert "the promoted server has every transaction of the log" in reader.output()
     assert (held.last.timeline, held.last.last.epoch) == (2, 0)
     assert held.copies() == {"t": 1, "u": 1, "w": 1}
 
@@ -363,6 +372,34 @@ def test_with_the_policy_stop_the_reader_ends_and_touches_nothing(
         assert reader.child.wait(60) != 0
     assert TransactionsLost.code in reader.output()
     assert held.log.durable == before
+
+
+def test_a_slot_that_was_made_on_the_standby_continues_if_it_is_not_ahead(
+    servers: Cluster, held: CapturedCluster
+) -> None:
+    standby = servers.standby()
+    held.copy()
+    with ThreadPoolExecutor(1) as pool:  # a slot on a standby waits for what its primary writes
+        made = pool.submit(run_sql, standby.dsn(), MAKE_SLOT)
+        until(lambda: run_sql(servers.primary.dsn(), SNAPSHOT) or made.done(), "the slot", every=0.2)  # type: ignore[func-returns-value]
+        made.result()
+    with held.reading() as reading:
+        run_sql(servers.primary.dsn(), "INSERT INTO t VALUES (2, 'two')")
+        reading.caught_up()
+    standby.catch_up()
+    servers.primary.stop("immediate")
+    standby.promote()
+    held.point_at(standby)
+    run_sql(standby.dsn(), "INSERT INTO u VALUES (1)")
+    held.stream()
+    assert held.is_source(standby)
+    assert (held.last.timeline, held.last.last.epoch) == (2, 0)
+
+    run_sql(standby.dsn(), "INSERT INTO t VALUES (3, 'in the gap')")
+    with connect(standby.dsn()) as conn:
+        drop_when_free(conn, SLOT)
+        conn.execute(MAKE_SLOT)
+    refused(held, SourceGap, "ahead of the log's position")
 
 
 def test_a_former_primary_and_a_second_promoted_standby_are_refused(
