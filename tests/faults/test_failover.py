@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -23,6 +24,7 @@ from cdc.errors import (
     SourceInRecovery,
     TransactionsLost,
 )
+from cdc.failpoint import VARIABLE
 from cdc.log.disk_format import CommitInfo
 from cdc.log_row import Operation
 from cdc.postgres.connection import connect
@@ -359,6 +361,43 @@ def test_a_large_transaction_that_is_open_during_a_promotion_is_not_in_the_log(
         until(lambda: held.is_source(standby), reader.output)
     assert held.last.last.epoch == 0
     assert len(rows_with(held.log, pc.field("op") == Operation.CREATE.value, "op")) == 4901 + 2
+
+
+def test_a_standby_that_is_read_from_changes_its_primary(servers: Cluster, held: CapturedCluster) -> None:
+    standby, third = servers.standby(), servers.standby("third")
+    run_sql(
+        servers.primary.dsn(), "CREATE PUBLICATION cdc_held_pub FOR TABLE t, u, w WITH (publish_via_partition_root)"
+    )
+    held.dsn = standby.dsn()
+    more = f"  primary: '{dsn_of_all(servers.primary, third)}'\n  heartbeat: 300ms\n"
+    super(CapturedCluster, held).write(slot="own", more=more)
+    with ReaderProcess(held) as reader:
+        until(lambda: held.is_source(standby), reader.output)
+        third.catch_up()
+        standby.catch_up()
+        servers.primary.stop()
+        third.promote()
+        run_sql(third.dsn(), "INSERT INTO t VALUES (2, 'of the new primary')")
+        standby.stop()
+        standby.follow(third)
+        standby.start()
+        until(lambda: held.last.timeline == 2 and held.is_source(third), reader.output)
+    assert held.last.last.epoch == 0
+    assert held.copies() == {"t": 1, "u": 1, "w": 1}
+
+
+@pytest.mark.parametrize("point", ["before_promotion_recorded", "after_copy_staged", "after_promotion_recorded"])
+def test_a_reader_that_is_killed_while_it_follows_a_promotion_is_continued_by_the_next_one(
+    servers: Cluster, held: CapturedCluster, standby: ClusterMember, point: str
+) -> None:
+    lose_transactions(servers, held, standby)
+    held.point_at(standby, more="  heartbeat: 0\n")
+    ended = spawn("reader", "-c", held.path, environment={VARIABLE: point})
+    assert ended.status == -signal.SIGKILL, ended
+    assert held.last.last.epoch == (point == "after_promotion_recorded")
+    with ReaderProcess(held) as reader:
+        until(lambda: held.copies() == {"t": 2, "u": 2, "w": 1} and held.is_source(standby), reader.output)
+    assert held.last.last.epoch == 1
 
 
 def test_with_the_policy_stop_the_reader_ends_and_touches_nothing(
