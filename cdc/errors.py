@@ -416,7 +416,7 @@ class SourceRestored(SourceError):
     code = "CDC-2123"
     remedy = (
         "point source.dsn at the log's server; if the restored server replaces it, run 'cdc slots recover -c FILE "
-        "--accept-promotion', which reads only the affected tables again"
+        "--accept-promotion', which reads only the affected rows or tables again"
     )
 
 
@@ -426,7 +426,7 @@ class SourceCloned(SourceError):
     code = "CDC-2124"
     remedy = (
         "if the source is a clone, point source.dsn at the log's server; if it is the new primary, run 'cdc slots "
-        "recover -c FILE --accept-promotion', which reads only the affected tables again"
+        "recover -c FILE --accept-promotion', which reads only the affected rows or tables again"
     )
 
 
@@ -436,7 +436,7 @@ class TransactionsLost(SourceError):
     code = "CDC-2125"
     remedy = (
         "compare both servers if the former primary still exists, then run 'cdc slots recover -c FILE "
-        "--accept-promotion', which reads only the affected tables again"
+        "--accept-promotion', which reads only the affected rows or tables again"
     )
 
 

@@ -119,7 +119,7 @@ SOURCE_TIMELINE: Final = Metric(
 LOST_TRANSACTIONS: Final = Metric(
     "cdc_lost_transactions_total",
     Kind.COUNTER,
-    "number of transactions of the log that a promoted server did not have; their tables are copied again",
+    "number of transactions of the log that a promoted server did not have; their rows or tables are read again",
 )
 FEEDBACK_AGE: Final = Metric(
     "cdc_feedback_age_seconds",

@@ -105,7 +105,7 @@ WIDE = {
     "cdc.cli.tables": 15,
     # contain the order of one procedure, and leave each of its steps to the module that owns it
     "cdc.demo.sink_steps": 14,
-    "cdc.capture.failover": 17,
+    "cdc.capture.failover": 19,
     "cdc.capture.initial_snapshot": 27,
     "cdc.capture.operator_recovery": 19,
     "cdc.capture.startup_checks": 26,

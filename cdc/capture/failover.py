@@ -1,8 +1,9 @@
 """Failover: continues the log on a promoted server that does not have the last transactions of the log.
 
 The former primary sent transactions that the new one never received. Up to the switch point both servers have the same
-WAL, so the log is right up to there, and every row of the log behind the switch point is wrong at the new primary. The
-tables of exactly these rows are copied again. All other tables continue without a copy.
+WAL, so the log is right up to there, and every row of the log behind the switch point is wrong at the new primary.
+Exactly these rows are read again, by their keys, or with their whole table if the keys do not say enough: after a
+truncate or a new version of the table, without a key, or with too many keys. All other tables continue without a copy.
 
 LSNs behind the switch point occur twice: in the log's last transactions, and in the new WAL. So the log continues in
 the next epoch. One commit begins this epoch at the switch point, marks the tables, and names the new timeline. Before
@@ -11,16 +12,19 @@ repeated at any time.
 
 Each marked table gets its schema version at the switch point, because a lost transaction may have altered the table.
 A table that the log knows only from lost transactions is marked as dropped, and targets delete its rows. If the new
-primary has such a table all the same, the publication sync adds it again.
+primary has such a table all the same, the publication sync adds it again. The state `snapshotting` in the log requests
+the copy. The catalog only limits it to keys, so without the catalog the whole table is copied.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from glob import escape
 from typing import Any, Final
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import structlog
 
@@ -35,9 +39,10 @@ from cdc.capture.resume_checks import (
     lost_text,
 )
 from cdc.capture.settings import ReaderSettings, reader_settings
+from cdc.catalog import Catalog
 from cdc.config import Definition
 from cdc.config.source import OnFailover
-from cdc.errors import LogTrimmed, SlotInUse, TransactionsLost
+from cdc.errors import CatalogUnavailable, LogTrimmed, SlotInUse, TransactionsLost
 from cdc.failpoint import hit
 from cdc.log.disk_format import CommitInfo
 from cdc.log.reader import LogReader, read_file
@@ -48,11 +53,13 @@ from cdc.postgres.connection import connect
 from cdc.postgres.slot import copy_lock
 from cdc.postgres.source_state import SourceState, read_source_state
 from cdc.postgres.timeline_history import TimelineSwitch
+from cdc.snapshot.backfill_documents import BACKFILL, KEYS, BackfillRequest, Key
 from cdc.table import TableSchema, TableState
 
 GONE: Final = "only transactions that a promotion lost had captured the table"
 """Reason of a table in state DROPPED that the log did not capture before the switch point."""
-_COLUMNS: Final = ("position", "relation")
+_COLUMNS: Final = ("position", "relation", "op", "key", "old_key")
+_ROW_OPERATIONS: Final = pa.array(["c", "u", "d", "r"])
 log = structlog.get_logger("reader")
 
 
@@ -63,6 +70,8 @@ class LostTransactions:
     transactions: int
     rows: dict[int, int]
     """Number of rows of the log by relation, with schema rows; messages have no relation and are not counted."""
+    keys: dict[int, tuple[Key, ...]]
+    """Keys of the rows of each relation whose rows can be read again by key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +87,9 @@ class FollowedPromotion:
     transactions: int
     """Number of lost transactions."""
     tables: dict[str, int]
-    """Number of lost rows by table; these tables are copied again or need a resync."""
+    """Number of lost rows by table; these rows or tables are read again, or the tables need a resync."""
+    keys: dict[str, tuple[Key, ...]]
+    """Key list of each table of which only these keys are read again."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON values; positions are text."""
@@ -89,11 +100,12 @@ class FollowedPromotion:
             "position": str(self.position),
             "lost_transactions": self.transactions,
             "lost_tables": self.tables,
+            "keys": {topic: len(keys) for topic, keys in self.keys.items()},
         }
 
 
-def follow_promotion(settings: ReaderSettings, *, accepted: bool = False) -> FollowedPromotion | None:
-    """Begin the next epoch at the switch point, and mark the tables of the lost transactions.
+def follow_promotion(definition: Definition, *, accepted: bool = False) -> FollowedPromotion | None:
+    """Begin the next epoch at the switch point, and have the rows of the lost transactions read again.
 
     Returns None, and changes nothing, if no transaction of the log is lost.
 
@@ -102,6 +114,13 @@ def follow_promotion(settings: ReaderSettings, *, accepted: bool = False) -> Fol
     Raises TransactionsLost if the policy is to stop, or if the log no longer has every lost change. Raises SlotInUse
     while another process uses the slot, and the errors of the resume checks if continuing could lose changes.
     """
+    found = _record_promotion(reader_settings(definition), accepted=accepted)
+    if found is not None:
+        _request_keys(found, definition)
+    return found
+
+
+def _record_promotion(settings: ReaderSettings, *, accepted: bool) -> FollowedPromotion | None:
     source, writer = settings.source, LogWriter(settings.log, settings.limits)
     view, last = LogReader(settings.log), writer.last_commit
     if last is None:
@@ -126,10 +145,41 @@ def follow_promotion(settings: ReaderSettings, *, accepted: bool = False) -> Fol
         hit("before_promotion_recorded")
         commit.commit(lineage_of(state))
         hit("after_promotion_recorded")
-    counts = {schema.topic: lost.rows[schema.relation] for schema in tables}
     return FollowedPromotion(
-        state.identity.timeline, lost_from.switch_point, last.last, position, lost.transactions, counts
+        timeline=state.identity.timeline,
+        switch_point=lost_from.switch_point,
+        before=last.last,
+        position=position,
+        transactions=lost.transactions,
+        tables={schema.topic: lost.rows[schema.relation] for schema in tables},
+        keys=_keys_of_complete_tables(view, _last_common(last, lost_from), lost, tables),
     )
+
+
+def _keys_of_complete_tables(
+    view: LogReader, common: Position, lost: LostTransactions, marked: list[TableSchema]
+) -> dict[str, tuple[Key, ...]]:
+    """Return the key lists of the marked tables that were complete at the switch point; other tables need a copy."""
+    then = view.schemas(common)
+    return {
+        schema.topic: lost.keys[schema.relation]
+        for schema in marked
+        if schema.state is TableState.SNAPSHOTTING
+        and schema.key
+        and then[schema.relation].state is TableState.LIVE
+        and schema.relation in lost.keys
+    }
+
+
+def _request_keys(found: FollowedPromotion, definition: Definition) -> None:
+    """Request a backfill of the keys of each table; without the catalog the reader copies whole tables instead."""
+    try:
+        with Catalog.open(definition.catalog.url) as catalog:
+            for topic, keys in found.keys.items():
+                request = BackfillRequest((escape(topic),), epoch=found.position.epoch, keys=keys, completes=True)
+                catalog.commands.post(definition.name, BACKFILL, request.to_json())
+    except CatalogUnavailable as exc:
+        log.warning("cannot request the lost keys, so whole tables are copied", code=exc.code, message=exc.message)
 
 
 def accept_promotion(definition: Definition) -> FollowedPromotion | None:
@@ -138,7 +188,7 @@ def accept_promotion(definition: Definition) -> FollowedPromotion | None:
     Raises LogError if there is no log.
     """
     LogReader(definition.log.root)  # opening the log for writing would create it
-    return follow_promotion(reader_settings(definition), accepted=True)
+    return follow_promotion(definition, accepted=True)
 
 
 def report_promotion(found: FollowedPromotion, pipeline: str, process_metrics: metrics.Metrics) -> None:
@@ -146,13 +196,14 @@ def report_promotion(found: FollowedPromotion, pipeline: str, process_metrics: m
     process_metrics.add(metrics.LOST_TRANSACTIONS, found.transactions, pipeline)
     log.warning(
         "the promoted server does not have the last transactions of the log; a new epoch begins at the switch point, "
-        "and the tables of these transactions are copied again or marked as needs_resync",
+        "and the rows or tables of these transactions are read again or marked as needs_resync",
         timeline=found.timeline,
         switch_point=str(found.switch_point),
         lost_transactions=found.transactions,
         log_was_at=str(found.before),
         position=str(found.position),
         tables=sorted(found.tables),
+        keys={topic: len(keys) for topic, keys in found.keys.items()},
     )
 
 
@@ -163,13 +214,27 @@ def _lost_transactions(view: LogReader, last: CommitInfo, lost_from: TimelineSwi
         files = view.history(after, last.last).changes
     except LogTrimmed as exc:
         raise TransactionsLost(f"{text}; the log no longer has all of these changes", remedy=RECOVER) from exc
-    rows, positions = Counter[int](), set[int]()
+    rows, positions, keys, unkeyed = Counter[int](), set[int](), defaultdict[int, set[Key]](set), set[int]()
     for file in files:
         found = read_file(file, after, last.last, _COLUMNS)
         positions.update(found["position"].unique().to_pylist())
         for count in pc.value_counts(found["relation"].drop_null()).to_pylist():
             rows[count["values"]] += count["counts"]
-    return LostTransactions(len(positions), dict(rows))
+        has_key = pc.and_(pc.is_in(found["op"], _ROW_OPERATIONS), pc.is_valid(found["key"]))
+        unkeyed |= set(found["relation"].filter(pc.invert(has_key)).drop_null().unique().to_pylist())
+        unkeyed |= {relation for relation, count in rows.items() if count > KEYS}
+        wanted = found.filter(pc.and_(has_key, pc.invert(pc.is_in(found["relation"], pa.array(unkeyed, pa.int64())))))
+        for row in wanted.select(["relation", "key", "old_key"]).to_pylist():
+            keys[row["relation"]] |= {tuple(key) for key in (row["key"], row["old_key"]) if key is not None}
+    listed = {relation: tuple(sorted(found)) for relation, found in keys.items() if _is_listable(found)}
+    return LostTransactions(
+        len(positions), dict(rows), {relation: listed[relation] for relation in listed.keys() - unkeyed}
+    )
+
+
+def _is_listable(keys: set[Key]) -> bool:
+    """Return True if one request can contain all keys, and no key contains a null value."""
+    return len(keys) <= KEYS and all(None not in key for key in keys)
 
 
 def _state_of_tables(settings: ReaderSettings, state: SourceState, lost_from: TimelineSwitch) -> tuple[TableState, str]:

@@ -208,7 +208,7 @@ def _run(definition: Definition, context: ReaderContext, reporter: StatusReporte
             check_log(definition)
             read()
         except TransactionsLost:
-            if followed := follow_promotion(settings):
+            if followed := follow_promotion(definition):
                 report_promotion(followed, definition.name, context.metrics)
             read()
         except DISCONTINUED as exc:

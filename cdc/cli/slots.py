@@ -29,8 +29,8 @@ PromotionOption = Annotated[
     bool,
     typer.Option(
         "--accept-promotion",
-        help="Continue from a promoted or restored server that does not have the log's last transactions; their tables "
-        "are copied again.",
+        help="Continue from a promoted or restored server that does not have the log's last transactions; their rows "
+        "or tables are read again.",
     ),
 ]
 SkipOption = Annotated[
@@ -159,8 +159,8 @@ def recover(  # noqa: PLR0913, PLR0917 - one parameter per option
         confirm(f"continue {definition.name!r} from the promoted server, without the transactions it lost", yes=yes)
         followed = failover.accept_promotion(definition)
         done = {"lost_transactions": 0, "lost_tables": {}} if followed is None else followed.to_json()
-        copied = f"; start the reader, which copies {', '.join(done['lost_tables'])}" if done["lost_tables"] else ""
-        summary = f"{done['lost_transactions']} transactions of the log are lost{copied}"
+        listed = ", ".join(done["lost_tables"]) or "no table"
+        summary = f"{done['lost_transactions']} transactions are lost; the reader reads rows of {listed} again"
     else:
         lsn = Lsn.parse(skip_to or "")
         confirm(f"move slot {definition.source.slot.name!r} to {lsn} and lose the changes before it", yes=yes)

@@ -101,7 +101,7 @@ class OnFailover(StrEnum):
 
     #: Mark the tables of these transactions `needs_resync`, and continue.
     CONTINUE = "continue"
-    #: Copy the tables of these transactions again while the stream continues.
+    #: Read the rows of these transactions again, or their tables, while the stream continues.
     RESYNC = "resync"
     #: Stop the reader; the log stays as it is.
     STOP = "stop"
@@ -127,8 +127,8 @@ class Source(Model):
     """What the reader does above `wal_budget`: `warn` or `stop`. The reader never drops the slot."""
 
     on_failover: OnFailover = OnFailover.RESYNC
-    """What the reader does if a promoted standby does not have the last transactions of the log: `resync` copies their
-    tables again, `continue` only marks these tables, `stop` ends the reader. If nothing is lost, the reader always
+    """What the reader does if a promoted standby does not have the last transactions of the log: `resync` reads their
+    rows or tables again, `continue` only marks these tables, `stop` ends the reader. If nothing is lost, it always
     continues."""
 
     def current_dsn(self) -> str:

@@ -29,7 +29,13 @@ from cdc.postgres.publication import published_schema, wait_for_older_transactio
 from cdc.snapshot.backfill_documents import BackfillRequest, BackfillState, TableBackfillState
 from cdc.snapshot.chunk_copier import ChunkCopier, CopyContext, CopyStopped
 from cdc.snapshot.chunk_plan import BlockPlan, ChunkPlan, ChunkResult, KeyListPlan, KeyRangePlan
-from cdc.snapshot.chunk_sender import end_of_copy_chunk, schema_chunk, schema_from_catalog, with_state
+from cdc.snapshot.chunk_sender import (
+    complete_table_chunk,
+    end_of_copy_chunk,
+    schema_chunk,
+    schema_from_catalog,
+    with_state,
+)
 from cdc.snapshot.missing_base_rows import keys_without_base, moved_keys_without_base
 from cdc.snapshot.watermark_window import Chunk
 from cdc.table import ADDED, CAPTURED, TableSchema, TableState
@@ -164,6 +170,11 @@ class Backfill:
         self._copy(schema, done, plan)
         if not isinstance(plan, KeyListPlan):
             self._read_missing_bases(schema, done, Position(since), moved=isinstance(plan, KeyRangePlan))
+        if self._request.completes and self._request.epoch == context.sender.durable_position.epoch:
+            self._wait_while_paused()
+            context.sender.place_chunk(
+                schema.relation, lambda version: complete_table_chunk(with_state(version or schema, TableState.LIVE))
+            )
         if done.began is not None:
             began = Position(done.began)
             self._wait_while_paused()

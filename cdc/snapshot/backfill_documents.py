@@ -60,9 +60,14 @@ class BackfillRequest:
     resync: bool = False
     """True to copy whole tables, and to delete from the targets all rows that the source no longer has."""
     epoch: int | None = None
-    """Epoch of the log if the reader itself requested this first copy of tables; None for every other request."""
+    """Epoch of the log if the reader itself requested this copy of tables; None for every other request."""
     keys: tuple[tuple[str, ...], ...] | None = None
     """Key list of one table, as text values; a key without a row at the source is deleted in the targets."""
+    completes: bool = False
+    """True if the table, whose state is `snapshotting`, is complete once its key list was read.
+
+    This applies only in the epoch of the request.
+    """
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:

@@ -116,7 +116,8 @@ class BackfillWorker(Thread):
             requested = BackfillRequest.from_json(command.payload)
             ended_in = (command.result or {}).get("epoch", requested.epoch)
             given_up = command.state is CommandState.FAILED and ended_in == epoch
-            if requested.resync and (given_up or command.state is CommandState.PENDING):
+            completes = requested.completes and requested.epoch == epoch and command.state is CommandState.PENDING
+            if completes or (requested.resync and (given_up or command.state is CommandState.PENDING)):
                 wanted = {topic for topic in wanted if not matches(topic, requested.tables)}
         if wanted:
             request = BackfillRequest(tuple(escape(topic) for topic in sorted(wanted)), resync=True, epoch=epoch)

@@ -9,7 +9,6 @@ import pytest
 
 from cdc.capture.failover import accept_promotion, follow_promotion
 from cdc.capture.resume_checks import captured_oids, find_lost_transactions
-from cdc.capture.settings import reader_settings
 from cdc.capture.startup_checks import check_log
 from cdc.errors import SourceRestored
 from cdc.failpoint import VARIABLE
@@ -84,7 +83,7 @@ def test_a_server_with_the_log_s_last_record_continues_the_epoch(tmp_path: Path,
     behind = identify_system(server.dsn()).history.switch_point - (border.held.log.durable or Position(0)).lsn
     assert behind == 1 if last == MESSAGE else behind > 1  # the position of a message is the last byte of its record
     assert border.lost_from() is None
-    assert follow_promotion(reader_settings(border.held.definition)) is None
+    assert follow_promotion(border.held.definition) is None
     check_log(border.held.definition)
     run_sql(server.dsn(), "INSERT INTO t VALUES (3, 'after')")
     assert border.held.stream().epoch == 0

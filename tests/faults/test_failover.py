@@ -89,10 +89,14 @@ class CapturedCluster(Captured):
         return {schema.name: schema.state.value for schema in self.log.schemas().values()}
 
     def copies(self) -> dict[str, int]:
-        """How many full copies of each table have ended."""
-        found = rows_with(self.log, pc.field("op") == Operation.GENERATION.value, "topic")
-        topics = [str(row["topic"]) for row in found]
+        """How many full copies of each table have ended; after the keys of lost transactions were read, none has."""
+        found = rows_with(self.log, pc.field("op") == Operation.GENERATION.value, "topic", "payload")
+        topics = [str(row["topic"]) for row in found if int(row["payload"])]
         return {topic.removeprefix("public."): topics.count(topic) for topic in topics}
+
+    def is_complete(self, server: EmbeddedPostgres) -> bool:
+        """Whether the log folds to the rows of the server, and no table waits to be read again."""
+        return self.is_source(server) and set(self.states().values()) == {"live"}
 
     def is_source(self, server: EmbeddedPostgres) -> bool:
         """Whether the log folds to the rows of the server; a log without its tables does not."""
@@ -177,13 +181,21 @@ def reads(held: CapturedCluster) -> int:
     return len(rows_with(held.log, copied, "op"))
 
 
-def lose_transactions(servers: Cluster, held: CapturedCluster, standby: ClusterMember) -> None:
+LOST: tuple[LiteralString, ...] = (
+    "INSERT INTO t VALUES (7, 'lost')",
+    "UPDATE t SET v = 'lost' WHERE id = 1",
+    "INSERT INTO u SELECT generate_series(1, 3)",
+)
+
+
+def lose_transactions(
+    servers: Cluster, held: CapturedCluster, standby: ClusterMember, lost: tuple[LiteralString, ...] = LOST
+) -> None:
     """The log gets transactions that the standby does not get, and the standby is promoted."""
     standby.stop()
     primary = servers.primary.dsn()
     with held.reading() as reading:
-        run_sql(primary, "INSERT INTO t VALUES (7, 'lost')", "UPDATE t SET v = 'lost' WHERE id = 1")
-        run_sql(primary, "INSERT INTO u SELECT generate_series(1, 3)")
+        run_sql(primary, *lost)
         reading.caught_up()
     servers.primary.stop("immediate")
     standby.start()
@@ -196,7 +208,7 @@ def test_lost_transactions_have_their_tables_read_again_and_no_other(
     servers: Cluster, held: CapturedCluster, standby: ClusterMember, policy: str
 ) -> None:
     lose_transactions(servers, held, standby)
-    before = held.last
+    before, copied = held.last, reads(held)
     held.point_at(servers.primary, standby, more=f"  on_failover: {policy}\n  heartbeat: 0\n")
     run_sql(standby.dsn(), "INSERT INTO t VALUES (8, 'kept')", "INSERT INTO w VALUES (2, 'kept')")
     with ReaderProcess(held) as reader:
@@ -204,9 +216,10 @@ def test_lost_transactions_have_their_tables_read_again_and_no_other(
             until(lambda: held.folded("w") == [("1", "before"), ("2", "kept")], reader.output)
             assert held.states() == {"t": "needs_resync", "u": "needs_resync", "w": "live"}
             return
-        until(lambda: held.copies() == {"t": 2, "u": 2, "w": 1}, reader.output)
-        until(lambda: held.is_source(standby), reader.output)
-    assert (before.last.epoch, held.last.last.epoch) == (0, 1)
+        until(lambda: held.last.last.epoch == 1 and held.is_complete(standby), reader.output)
+    assert held.copies() == {"t": 1, "u": 1, "w": 1}
+    assert reads(held) == copied + 1  # of the lost keys 1 and 7, one has a row
+    assert before.last.epoch == 0
     assert (held.last.timeline, held.last.switch_point > 0) == (2, True)
     assert "the promoted server does not have the last transactions" in reader.output()
 
@@ -238,9 +251,9 @@ def test_two_promotions_while_no_reader_runs_are_one_walk_through_the_history(
     run_sql(third.dsn(), "INSERT INTO w VALUES (3, 'on timeline 3')")
     held.point_at(third, more="  heartbeat: 0\n")
     with ReaderProcess(held) as reader:
-        until(lambda: held.is_source(third), reader.output)
+        until(lambda: held.is_complete(third), reader.output)
     assert (held.last.timeline, held.last.last.epoch) == (3, loses)
-    assert held.copies() == {"t": 1, "u": 1 + loses, "w": 1}
+    assert held.copies() == {"t": 1, "u": 1, "w": 1}
 
 
 def test_a_sink_shows_no_lost_transaction_once_the_tables_are_read_again(
@@ -254,8 +267,7 @@ def test_a_sink_shows_no_lost_transaction_once_the_tables_are_read_again(
 
     run_sql(standby.dsn(), "INSERT INTO t VALUES (8, 'kept')", "INSERT INTO w VALUES (2, 'kept')")
     with ReaderProcess(held) as reader:
-        until(lambda: held.copies() == {"t": 2, "u": 2, "w": 1}, reader.output)
-        until(lambda: held.is_source(standby), reader.output)
+        until(lambda: held.last.last.epoch == 1 and held.is_complete(standby), reader.output)
     drive(held.folder, Writer.AUTO)
     for command in (("log", "verify"), ("log", "inspect")):
         checked = spawn(*command, "-c", held.path, "--json").envelope
@@ -396,8 +408,24 @@ def test_a_reader_that_is_killed_while_it_follows_a_promotion_is_continued_by_th
     assert ended.status == -signal.SIGKILL, ended
     assert held.last.last.epoch == (point == "after_promotion_recorded")
     with ReaderProcess(held) as reader:
-        until(lambda: held.copies() == {"t": 2, "u": 2, "w": 1} and held.is_source(standby), reader.output)
+        until(lambda: held.is_complete(standby), reader.output)
     assert held.last.last.epoch == 1
+    # killed before it could request the keys, it leaves whole tables to copy
+    whole = 1 + (point == "after_promotion_recorded")
+    assert held.copies() == {"t": whole, "u": whole, "w": 1}
+
+
+def test_lost_versions_and_truncates_have_the_whole_table_copied(
+    servers: Cluster, held: CapturedCluster, standby: ClusterMember
+) -> None:
+    altered = ("ALTER TABLE t ADD COLUMN lost int", "INSERT INTO t VALUES (7, 'lost', 1)")
+    lose_transactions(servers, held, standby, (*altered, "TRUNCATE w", "INSERT INTO u VALUES (1)"))
+    held.point_at(standby, more="  heartbeat: 0\n")
+    with ReaderProcess(held) as reader:
+        until(lambda: held.is_complete(standby), reader.output)
+        run_sql(standby.dsn(), "ALTER TABLE t ADD COLUMN kept text", "INSERT INTO t VALUES (8, 'new', 'k')")
+        until(lambda: held.folded("t") == [("1", "one", None), ("8", "new", "k")], reader.output)
+    assert held.copies() == {"t": 2, "u": 1, "w": 2}
 
 
 def test_with_the_policy_stop_the_reader_ends_and_touches_nothing(
