@@ -72,7 +72,7 @@ class AffectedRows:
     def _names_for_changes(self) -> tuple[Mapping[str, str], Mapping[str, str]]:
         if self._few is not None:
             try:
-                return self._registered(self._few.needed().meeting(self._few.changes))
+                return self._registered(self._few.needed().meeting())
             except RowsNotReadable:
                 self._few = None
         return self._whole_tables()
@@ -123,7 +123,7 @@ class _FewRows:
         return cls(graph, tables, changes)
 
     def needed(self) -> NeededRows:
-        return NeededRows(self.graph, self.tables)
+        return NeededRows(self.graph, self.tables, self.changes)
 
 
 def _opened(version: InputVersion) -> TableVersion:

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cdc.view_sql.join_graph import ColumnOf, JoinGraph
 from pipelines.sinks.delta.table_version import PLACE, RowsNotReadable, TableVersion
@@ -33,17 +34,20 @@ class ChangedRows:
 class NeededRows:
     """Reads rows of the inputs at the later cut of a step."""
 
-    def __init__(self, graph: JoinGraph, tables: Mapping[str, TableVersion]) -> None:
-        """tables: topic → table at the later cut."""
-        self._graph, self._tables = graph, tables
+    def __init__(
+        self, graph: JoinGraph, tables: Mapping[str, TableVersion], changes: Mapping[str, ChangedRows]
+    ) -> None:
+        """tables: topic → table at the later cut. changes: topic → changed rows of the step."""
+        self._graph, self._tables, self._changes = graph, tables, changes
         self._read = 0
 
-    def meeting(self, changes: Mapping[str, ChangedRows]) -> dict[str, pa.Table]:
-        """Return topic → rows that changed rows can meet in a join, the changed rows among them."""
-        found = {topic: [table.columns.empty_table()] for topic, table in self._tables.items()}
+    def meeting(self) -> dict[str, pa.Table]:
+        """Return topic → rows that changed rows can meet in a join at one of the cuts, the changed rows among them."""
+        found = self._none()
         for alias, topic in self._graph.tables.items():
-            if topic in changes:
-                self._follow(alias, pa.concat_tables([changes[topic].old, changes[topic].new]), found)
+            if topic in self._changes:
+                change = self._changes[topic]
+                self._follow(alias, _BothCuts(change.old, change.new), found)
         return {topic: _once(parts) for topic, parts in found.items()}
 
     def of_keys(self, keys: pa.Table) -> dict[str, pa.Table]:
@@ -51,30 +55,43 @@ class NeededRows:
         name = next((name for name in keys.column_names if name in self._graph.key), None)
         if name is None or keys[name].null_count:
             raise RowsNotReadable("the key of the view is no column of a table")
-        start = self._graph.key[name]
-        rows = self._rows(start, keys[name])
-        found = {topic: [table.columns.empty_table()] for topic, table in self._tables.items()}
-        self._follow(start.alias, rows, found)
+        start, found = self._graph.key[name], self._none()
+        self._follow(start.alias, self._rows(start, [keys[name]]), found)
         return {topic: _once(parts) for topic, parts in found.items()}
 
-    def _follow(self, alias: str, rows: pa.Table, found: dict[str, list[pa.Table]]) -> None:
-        """Add rows, and those of all other tables that they can meet."""
+    def _none(self) -> dict[str, list[pa.Table]]:
+        return {topic: [table.columns.empty_table()] for topic, table in self._tables.items()}
+
+    def _follow(self, alias: str, rows: _BothCuts, found: dict[str, list[pa.Table]]) -> None:
+        """Add rows of the later cut, and those of all other tables that they or the old rows can meet."""
         steps = self._graph.steps(alias)
         if steps is None:
             raise RowsNotReadable("a table has no equal column")
         known = {alias: rows}
         for step in steps:
-            values = known[step.known.alias][step.known.column]
+            values = [side[step.known.column] for side in known[step.known.alias]]
             known[step.wanted.alias] = self._rows(step.wanted, values)
         for one, its_rows in known.items():
-            found[self._graph.tables[one]].append(its_rows)
+            found[self._graph.tables[one]].append(its_rows.later)
 
-    def _rows(self, column: ColumnOf, values: pa.ChunkedArray) -> pa.Table:
-        rows = self._tables[self._graph.tables[column.alias]].rows(column.column, values)
-        self._read += rows.num_rows
+    def _rows(self, column: ColumnOf, values: Sequence[pa.ChunkedArray]) -> _BothCuts:
+        """Return the rows whose column has one of the values."""
+        topic = self._graph.tables[column.alias]
+        wanted = pa.chunked_array([chunk for one in values for chunk in one.chunks], values[0].type)
+        later = self._tables[topic].rows(column.column, wanted)
+        self._read += later.num_rows
         if self._read > MOST_ROWS:
             raise RowsNotReadable("a step needs too many rows")
-        return rows
+        change = self._changes.get(topic)
+        old = later.slice(0, 0) if change is None else change.old
+        return _BothCuts(old.filter(pc.is_in(old[column.column], wanted.cast(old[column.column].type))), later)
+
+
+class _BothCuts(NamedTuple):
+    """Rows of one table: old rows that changed, and all rows at the later cut."""
+
+    old: pa.Table
+    later: pa.Table
 
 
 def at_the_earlier_cut(rows: Mapping[str, pa.Table], changes: Mapping[str, ChangedRows]) -> dict[str, pa.Table]:

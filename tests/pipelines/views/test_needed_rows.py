@@ -59,12 +59,23 @@ def test_changed_rows_meet_the_rows_with_equal_columns(tmp_path: Path) -> None:
     changes = {
         "shop.orders": ChangedRows(before["shop.orders"].rows("id", keys), after["shop.orders"].rows("id", keys))
     }
-    found = NeededRows(graph(after), after).meeting(changes)
+    found = NeededRows(graph(after), after, changes).meeting()
 
-    assert (ids(found["shop.items"]), ids(found["shop.orders"])) == ([10, 11, 12], [1, 1])
+    assert (ids(found["shop.items"]), ids(found["shop.orders"])) == ([10, 11, 12], [1])
     earlier = at_the_earlier_cut(found, changes)
     assert earlier["shop.orders"]["item"].to_pylist() == ["a"]
     assert ids(earlier["shop.items"]) == [10, 11, 12]
+
+
+def test_rows_that_only_an_old_row_meets_are_needed_too(tmp_path: Path) -> None:
+    lake = TwoTables(tmp_path)
+    before = lake.put({1: "a", 2: "b"}, {10: "a", 11: "b"})
+    after = lake.put({2: "c"}, {})
+    old, new = (versions["shop.orders"].rows("id", pa.array([2])) for versions in (before, after))
+    changes = {"shop.orders": ChangedRows(old, new)}
+    found = NeededRows(graph(after), after, changes).of_keys(pa.table({"id": [2]}))
+
+    assert (ids(found["shop.items"]), found["shop.orders"]["item"].to_pylist()) == ([11], ["c"])
 
 
 def test_a_row_that_did_not_change_stays_at_the_earlier_cut(tmp_path: Path) -> None:
@@ -78,7 +89,7 @@ def test_a_row_that_did_not_change_stays_at_the_earlier_cut(tmp_path: Path) -> N
 
 def test_keys_need_their_rows_and_those_that_they_meet(tmp_path: Path) -> None:
     tables = TwoTables(tmp_path).put({1: "a", 2: "b"}, {10: "a", 11: "b"})
-    needed = NeededRows(graph(tables), tables)
+    needed = NeededRows(graph(tables), tables, {})
     found = needed.of_keys(pa.table({"id": [2]}))
 
     assert (ids(found["shop.orders"]), ids(found["shop.items"])) == ([2], [11])
@@ -91,4 +102,4 @@ def test_a_table_that_nothing_joins_is_not_read(tmp_path: Path) -> None:
     apart = JoinGraph.of("SELECT o.id FROM shop.orders o, shop.items i", ["id"], {t: ["id", "item"] for t in tables})
     assert apart is not None
     with pytest.raises(RowsNotReadable, match="no equal column"):
-        NeededRows(apart, tables).of_keys(pa.table({"id": [1]}))
+        NeededRows(apart, tables, {}).of_keys(pa.table({"id": [1]}))
