@@ -72,22 +72,19 @@ def explain(
     definition = load_definition(config)
     _check_name(definition, name)
     view = next(one for one in definition.views if one.name == name)
-    query, key = queries_of(definition.views)[name], ", ".join(view.key)
+    query = queries_of(definition.views)[name]
     tables = []
-    for topic in query.inputs:
+    for topic, how in query.explain():
         cuts = [InputsAtCut({t: f"{t} {cut}" for t in query.inputs}, f"changed {topic} {cut}") for cut in ("a", "b")]
         found = None if query.only_refresh is not None else query.affected_keys(topic, *cuts)
-        tables.append({"table": topic, "sql": found})
-    summary = f"view {name!r} is computed from the changes of {len(tables)} tables"
+        tables.append({"table": topic, "how": how, "sql": found})
+    summary = f"view {name!r} is computed from the changes of {len(query.inputs)} tables"
     if query.only_refresh is not None:
         summary = f"view {name!r} is computed as a whole every {view.refresh.every:g} s: {query.only_refresh}"
     result = {"view": name, "incremental": query.only_refresh is None, "reason": query.only_refresh, "tables": tables}
     if not json:
         for table in tables:
-            how = "each change waits for the next computation"
-            if table["sql"] is not None:
-                how = f"a changed row leads to the keys ({key}) of the rows that it is part of, before and after"
-            echo(f"{table['table']}: {how}")
+            echo(f"{table['table']}: {table['how']}")
             if sql and table["sql"] is not None:
                 echo(f"{table['sql']}\n")
     emit("views explain", json=json, summary=summary, result=result)

@@ -272,9 +272,15 @@ def with_inputs(text: SqlText, query: Query, span: tuple[int, int], tables: Mapp
 
 
 def semi_join(rows: str, keys: str, columns: Iterable[str]) -> str:
-    """Return the rows of a query whose columns are equal to those of a row of `keys`; NULL equals NULL."""
+    """Return the rows of a query whose columns are equal to those of a row of `keys`; NULL equals NULL.
+
+    Spark pushes the join below a GROUP BY only if it may broadcast `keys`.
+    """
     condition = " AND ".join(f"_rows.{name} <=> _keys.{name}" for name in map(quoted, columns))
-    return f"SELECT _rows.* FROM (\n{rows}\n) AS _rows LEFT SEMI JOIN {keys} AS _keys ON {condition}"
+    return (
+        f"SELECT /*+ BROADCAST(_keys) */ _rows.* FROM (\n{rows}\n) AS _rows "
+        f"LEFT SEMI JOIN {keys} AS _keys ON {condition}"
+    )
 
 
 def _distinct(columns: Iterable[str], queries: Iterable[str]) -> str:

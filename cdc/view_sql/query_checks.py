@@ -10,7 +10,7 @@ from typing import Final
 from sqlglot import TokenType, exp
 
 from cdc.errors import ViewKeyUnknown, ViewNotDeterministic, ViewOrderUndeclared, ViewTableUnqualified
-from cdc.view_sql.query_structure import JoinKind, Query, Select, TableReference
+from cdc.view_sql.query_structure import JoinKind, Query, Select, TableReference, equalities_of, equalities_of_join
 from cdc.view_sql.sql_functions import changing_name, depends_on_order, has_aggregate, name_of
 from cdc.view_sql.sql_text import SqlText, offset_of, qualifier_of
 
@@ -200,7 +200,7 @@ def _nested(relation: TableReference) -> Iterator[TableReference]:
 def _unequal_joins(text: SqlText, select: Select) -> Iterator[str]:
     """Yield the relations that no equality joins with the relations before them."""
     where = select.tree.args.get("where")
-    equalities = _equalities(where.this) if where is not None else []
+    equalities = equalities_of(where.this) if where is not None else []
     before: frozenset[str] = frozenset()
     for chain in select.chains:
         yield from _unequal_in_chain(text, chain, before, equalities)
@@ -220,20 +220,10 @@ def _unequal_in_chain(
 
 
 def _is_equal_join(text: SqlText, relation: TableReference, before: frozenset[str], others: list[exp.Expr]) -> bool:
-    condition = text.sql[relation.condition_start : relation.end]
-    if condition[:5].upper() == "USING":
+    if relation.has_using(text.sql):
         return True
-    on = text.parse_condition(relation.condition_start + 2, relation.end) if condition else None
-    found = [*others, *(_equalities(on) if on is not None else ())]
+    found = [*others, *equalities_of_join(text, relation)]
     return any(_joins(one, before, relation.aliases) for one in found)
-
-
-def _equalities(condition: exp.Expr) -> list[exp.Expr]:
-    """The equalities that are all true where the condition is."""
-    one = condition.unnest()
-    if isinstance(one, exp.And):
-        return [*_equalities(one.this), *_equalities(one.expression)]
-    return [one] if isinstance(one, exp.EQ | exp.NullSafeEQ) else []
 
 
 def _joins(equality: exp.Expr, before: frozenset[str], relation: frozenset[str]) -> bool:

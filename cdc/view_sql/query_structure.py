@@ -64,6 +64,9 @@ class TableReference:
         """Whether its query is in the text in its place; else the SQL has the name of a common table expression."""
         return self.query is not None and self.start <= self.query.start < self.alias_start
 
+    def has_using(self, sql: str) -> bool:
+        return sql[self.condition_start : self.end][:5].upper() == "USING"
+
     def leaves(self) -> Iterator[TableReference]:
         """Yield every table that the relation reads, once for every time that it is read."""
         if self.topic is not None:
@@ -160,6 +163,21 @@ def _names(item: exp.Expr) -> list[str]:
     if isinstance(item, exp.Aliases):
         return [one.name for one in item.expressions]
     return [item.alias_or_name if isinstance(item, exp.Alias | exp.Column | exp.Dot) else ""]
+
+
+def equalities_of_join(text: SqlText, relation: TableReference) -> list[exp.Expr]:
+    """The equalities that are all true where a relation has a match; none for USING."""
+    if relation.condition_start == relation.end or relation.has_using(text.sql):
+        return []
+    return equalities_of(text.parse_condition(relation.condition_start + len("ON"), relation.end))
+
+
+def equalities_of(condition: exp.Expr) -> list[exp.Expr]:
+    """The equalities that are all true where a condition is."""
+    one = condition.unnest()
+    if isinstance(one, exp.And):
+        return [*equalities_of(one.this), *equalities_of(one.expression)]
+    return [one] if isinstance(one, exp.EQ | exp.NullSafeEQ) else []
 
 
 _JOIN_WORDS: Final = frozenset(

@@ -6,7 +6,7 @@ that spells a function or a literal in another way changes what a view means.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, Self
@@ -86,6 +86,16 @@ class SqlText:
             if place := self.place_of(word):
                 return place
         return self.place(offset_of(node) or 0)
+
+    def without_schemas(self, topics: Container[str]) -> Self:
+        """Return the SQL with blanks for the schema in columns such as `shop.orders.id`: a temporary view has none."""
+        sql = self.sql
+        for column in self.tree.find_all(exp.Column):
+            schema = column.args.get("db")
+            if schema is not None and f"{schema.name}.{column.table}" in topics:
+                start, end = schema.meta["start"], column.args["table"].meta["start"]
+                sql = sql[:start] + " " * (end - start) + sql[end:]
+        return self if sql == self.sql else type(self).parse(self.view, sql)
 
     def parse_select(self, start: int, end: int) -> exp.Select:
         """Return the tree of one SELECT in the SQL; its offsets are those in the whole SQL."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from cdc.view_sql.changed_keys import ChangedKeys, InputsAtCut, semi_join
+from cdc.view_sql.explanation import explained
 from cdc.view_sql.query_checks import (
     clauses_for_refresh,
     joins_and_groups_for_refresh,
@@ -40,6 +41,7 @@ class ViewQuery:
         """
         text = SqlText.parse(name, sql)
         topics = tuple(sorted({f"{table.db}.{table.name}" for table in tables_of(text)}))
+        text = text.without_schemas(topics)
         refuse_changing_results(text)
         refuse_unknown_key(text, key)
         reason, structure = clauses_for_refresh(text), None
@@ -75,3 +77,9 @@ class ViewQuery:
         if self._structure is None or self.only_refresh is not None:
             raise ValueError(f"view {self.name!r} can only be refreshed: {self.only_refresh}")
         return ChangedKeys(self._text, self._structure, self.key, topic).sql(before, after)
+
+    def explain(self) -> list[tuple[str, str]]:
+        """Return (topic, sentence) for every time that the view reads a table: how its changes find the keys."""
+        if self._structure is None or self.only_refresh is not None:
+            return [(topic, f"only a refresh finds what changed; {self.only_refresh}") for topic in self.inputs]
+        return list(explained(self._text, self._structure, self.key))

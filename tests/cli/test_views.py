@@ -44,7 +44,7 @@ def test_views_are_listed_with_their_state(capsys: pytest.CaptureFixture[str], d
 
 def test_a_view_is_explained(capsys: pytest.CaptureFixture[str], definition: Path) -> None:
     shown = run(capsys, "views", "explain", "shop.documents", "--sql", "-c", definition).output
-    assert "shop.items: a changed row leads to the keys (id) of the rows that it is part of" in shown
+    assert "changed rows of i, joined with o, give the key (id)" in shown
     assert "`changed shop.items a`" in shown
 
     definition.write_text(definition.read_text().replace("o.id FROM", "rank() OVER (ORDER BY o.id) AS id FROM"))

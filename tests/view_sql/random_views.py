@@ -31,9 +31,9 @@ class Case:
         return list((old - new).elements()), list((new - old).elements())
 
 
-def random_case(random: Random, depth: int) -> Case:
-    """A case whose view has at most so many subqueries inside each other."""
-    sql, key = _Sql(random).view(depth)
+def random_case(random: Random, depth: int, joins: int = 3) -> Case:
+    """A case whose view has at most so many subqueries inside each other, and so many joins in each FROM clause."""
+    sql, key = _Sql(random, joins).view(depth)
     before = {topic: _rows(random, len(columns)) for topic, columns in COLUMNS.items()}
     return Case(sql, key, before, {topic: _changed(random, rows) for topic, rows in before.items()})
 
@@ -67,6 +67,7 @@ def _changed(random: Random, rows: list[Row]) -> list[Row]:
 @dataclass
 class _Sql:
     random: Random
+    joins: int
     common: list[str] = field(default_factory=list)
     """Common table expressions of the view."""
     aliases: Iterator[str] = field(default_factory=lambda: (f"t{number}" for number in range(100)))
@@ -83,8 +84,14 @@ class _Sql:
     def _select(self, keys: int, depth: int) -> str:
         """A SELECT with columns k0, k1 … and the values v0 and v1, which are columns of integers."""
         chain, columns = self._chain(depth)
+        conditions = [self._condition(columns)] if self._one_in(2) else []
+        if self._one_in(8):
+            other, more = self._chain(0)
+            chain = f"{chain}, {other}"
+            conditions.append(f"{self.random.choice(columns)} = {self.random.choice(more)}")
+            columns += more
         chosen = [self._key(columns) for _ in range(keys)]
-        where = f" WHERE {self._condition(columns)}" if self._one_in(2) else ""
+        where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
         if self._one_in(2):
             return self._grouped(chosen, chain + where, columns)
         distinct = "DISTINCT " if self._one_in(4) else ""
@@ -106,8 +113,9 @@ class _Sql:
     def _chain(self, depth: int, least: int = 0) -> tuple[str, list[str]]:
         """Relations with the columns that they give."""
         text, columns = self._relation(depth)
-        for _ in range(max(least, self.random.choice((0, 1, 1, 2, 2, 3)))):
+        for _ in range(max(least, min(self.joins, self.random.choice((0, 1, 1, 2, 2, 3))))):
             right, more = self._relation(depth)
+            tables = {one for one in (text, right) if one.startswith("shop.") and one.count(" ") == 1}
             kinds = (
                 "JOIN",
                 "LEFT JOIN",
@@ -122,7 +130,9 @@ class _Sql:
             on = f"{self.random.choice(columns)} = {self.random.choice(more)}"
             if self._one_in(4):
                 on += f" AND {self._condition(more if self._one_in(2) else columns)}"
-            text = f"{text} {kind} {right} ON {on}"
+            # all tables have this column
+            is_using = {text, right} <= tables and self._one_in(3)
+            text = f"{text} {kind} {right} USING (g)" if is_using else f"{text} {kind} {right} ON {on}"
             if "SEMI" not in kind and "ANTI" not in kind:
                 columns = columns + more
         return text, columns

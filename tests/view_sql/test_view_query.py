@@ -48,6 +48,13 @@ def test_rows_of_keys_are_those_of_the_whole_query(spark: SparkSession, sql: str
     assert sorted(found, key=str) == sorted((row for row in whole if row[0] in {2, 5, None}), key=str)
 
 
+def test_a_column_may_name_the_schema_of_its_table(spark: SparkSession) -> None:
+    sql = "SELECT shop.a.id, count(shop.a.x) AS n FROM shop.a JOIN shop.b ON shop.b.id = shop.a.b_id GROUP BY shop.a.id"
+    view = ViewQuery.parse("shop.v", sql, ["id"])
+
+    assert sorted(_spark(spark).rows(view.whole(tables("before")))) == [(1, 1), (2, 1)]
+
+
 def test_names_of_views_are_quoted(spark: SparkSession) -> None:
     spark.sql("CREATE OR REPLACE TEMPORARY VIEW `the-table` AS SELECT 1 AS id")
     view = ViewQuery.parse("shop.v", "SELECT `the table`.id FROM shop.`the table`", ["id"])
