@@ -15,7 +15,7 @@ from cdc import failpoint
 from cdc.table import TableState
 from tests.pipelines.views.shop_views import ITEMS, ORDERS, SOURCE, TABLES, ShopViews, Values
 
-pytestmark = [pytest.mark.usefixtures("with_delta"), pytest.mark.slow]
+pytestmark = pytest.mark.usefixtures("with_delta")
 
 TOTALS: Final[dict[str, Any]] = {
     "name": "shop.v_totals",
@@ -105,6 +105,7 @@ def test_a_view_is_built_and_then_follows_the_changes_of_all_its_tables(tmp_path
             assert shop.rows(view["name"]) == expected(shop, view)
 
 
+@pytest.mark.slow
 def test_a_view_over_a_view_follows_the_tables_of_both(tmp_path: Path, spark: SparkSession) -> None:
     with opened(tmp_path / "shop", spark, TOTALS, LARGE) as shop:
         filled(shop)
@@ -116,6 +117,7 @@ def test_a_view_over_a_view_follows_the_tables_of_both(tmp_path: Path, spark: Sp
         assert shop.rows("shop.v_large") == expected(shop, {"sql": sql})
 
 
+@pytest.mark.slow
 def test_a_change_that_no_row_shows_is_not_logged(tmp_path: Path, spark: SparkSession) -> None:
     with opened(tmp_path / "shop", spark, TOTALS) as shop:
         filled(shop)
@@ -126,6 +128,7 @@ def test_a_change_that_no_row_shows_is_not_logged(tmp_path: Path, spark: SparkSe
         assert shop.engine.figures["shop.v_totals"].affected_keys == 1
 
 
+@pytest.mark.slow
 def test_other_sql_builds_the_view_again(tmp_path: Path, spark: SparkSession) -> None:
     with opened(tmp_path / "shop", spark, TOTALS) as shop:
         filled(shop)
@@ -140,6 +143,7 @@ def test_other_sql_builds_the_view_again(tmp_path: Path, spark: SparkSession) ->
         assert ids == {"order_id": 1, "status": 3, "day": 6}
 
 
+@pytest.mark.slow
 def test_a_view_that_fails_stops_alone_and_comes_back(tmp_path: Path, spark: SparkSession) -> None:
     many = {"name": "shop.v_skus", "key": ["order_id"], "sql": "SELECT order_id, sku FROM shop.items"}
     with opened(tmp_path / "shop", spark, many, TOTALS) as shop:
@@ -160,6 +164,7 @@ def test_a_view_that_fails_stops_alone_and_comes_back(tmp_path: Path, spark: Spa
         assert shop.rows("shop.v_skus") == expected(shop, many)
 
 
+@pytest.mark.slow
 def test_sql_that_only_allows_it_is_computed_as_a_whole_when_due(tmp_path: Path, spark: SparkSession) -> None:
     with opened(tmp_path / "shop", spark, RANKS) as shop:
         filled(shop)
@@ -176,6 +181,7 @@ def test_sql_that_only_allows_it_is_computed_as_a_whole_when_due(tmp_path: Path,
         assert shop.rows("shop.v_ranks") == expected(shop, RANKS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", ["view_rows_added", "views_staged", "views_committed"])
 def test_a_computation_that_was_cut_off_is_repeated_once(
     tmp_path: Path, spark: SparkSession, point: str, monkeypatch: pytest.MonkeyPatch
@@ -195,6 +201,7 @@ def test_a_computation_that_was_cut_off_is_repeated_once(
         assert shop.rows("shop.v_totals") == expected(shop, TOTALS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_random_changes(tmp_path: Path, spark: SparkSession, seed: int) -> None:
     chance = random.Random(seed)
