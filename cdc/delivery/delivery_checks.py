@@ -37,7 +37,9 @@ def delivery_problems(definition: Definition, tables: Sequence[TableSchema]) -> 
     log_id, prefixes = _logged(definition)
     with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="deliveries") as pool:
         found = pool.map(
-            lambda one: list(_problems(definition, one, tables, (log_id, prefixes))), definition.deliveries
+            # the columns of a view are known once it was computed
+            lambda one: list(_problems(definition, one, () if one.views else tables, (log_id, prefixes))),
+            definition.deliveries,
         )
         return [problem for problems in found for problem in problems]
 

@@ -52,6 +52,16 @@ def test_a_delivery_without_problems_has_none_and_nothing_is_created(tmp_path: P
     assert not (tmp_path / "out").exists()
 
 
+def test_the_globs_of_views_are_not_compared_with_captured_tables(tmp_path: Path) -> None:
+    path = tmp_path / "shop.yaml"
+    view = "{name: shop.documents, key: [id], sql: SELECT id FROM shop.orders}"
+    path.write_text(
+        f"{SOUND}exclude: [shop.documents]\nviews: [{view}]\n"
+        "deliveries: [{name: events, type: file, path: out, views: ['shop.d*']}]\n"
+    )
+    assert delivery_problems(load_definition(path), TABLES) == []
+
+
 def test_a_directory_that_cannot_be_created_is_found(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
     ((code, subject, message, fatal),) = found(tmp_path, "name: events, type: file, path: taken/out")

@@ -40,3 +40,26 @@ def test_a_delivery_sends_in_each_format(tmp_path: Path, encoding: str):
     assert (tmp_path / "out" / PROGRESS).exists()
     (line,) = (tmp_path / "out" / "copy-000001.jsonl").read_text().splitlines()
     assert json.loads(line)["topic"] == "shop.shop.orders"
+
+
+_VIEWS = """\
+exclude: [shop.orders]
+views: [{name: shop.orders, key: [id], sql: SELECT id FROM shop.items}]
+deliveries: [{name: copy, type: file, path: out, views: [shop.orders]}]
+"""
+
+
+def test_a_delivery_of_views_sends_the_changes_of_the_log_of_views(tmp_path: Path) -> None:
+    begin_log(tmp_path / "log")
+    commit_rows(begin_log(tmp_path / "log/derived"), change(ORDERS, 20, 0, "1"))
+    definition = load_definition(write(tmp_path, SOUND + _VIEWS))
+    settings = definition.deliveries[0]
+    log = LogReader(definition.log_of(settings))
+    figures = DeliveryFigures("shop", "copy", metrics.Metrics())
+
+    with opened_delivery(definition, settings, log, figures) as opened:
+        drain(opened.loop)
+        opened.registration.report(opened.loop.stored.position)
+    (line,) = (tmp_path / "out" / "copy-000001.jsonl").read_text().splitlines()
+    assert json.loads(line)["topic"] == "shop.shop.orders"
+    assert len(list((tmp_path / "log/derived/_consumers").iterdir())) == 1
