@@ -13,6 +13,7 @@ from cdc.demo.shop_workload import Workload
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from tests.faults.test_kill_reader import KILLED, prepare
+from tests.fixtures.forked import run
 from tests.fixtures.pipeline import Pipeline
 
 pytestmark = [pytest.mark.usefixtures("with_delta"), pytest.mark.slow]
@@ -85,6 +86,18 @@ def test_views_follow_their_tables_over_kills_of_both_processes(shop: tuple[Pipe
     pipeline.apply()
     pipeline.wait_for_more(workload, 100)
     workload.stop()
+    assert_equal(pipeline)
+    for sink in ("find", "marts"):
+        done = run(
+            "pipelines",
+            "replay",
+            "-c",
+            pipeline.definition,
+            sink,
+            environment={"CDC_TEST_DSN": pipeline.dsn},
+            timeout=300,
+        )
+        assert done.status == 0, done.errors
     assert_equal(pipeline)
 
     log = LogReader(pipeline.folder / "log/derived")
