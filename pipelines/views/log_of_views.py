@@ -99,6 +99,8 @@ class LogOfViews:
         self._root = root
         self.writer = LogWriter.open(root, identity, limits)
         self._reader: LogReader | None = None
+        self._versions: tuple[Position | None, list[TableSchema]] = (None, [])
+        """Every version of each view, oldest first, and the position at which they were read."""
 
     @property
     def position(self) -> Position:
@@ -113,11 +115,11 @@ class LogOfViews:
 
     def schemas(self) -> dict[str, TableSchema]:
         """Return topic → latest version of each view that the log knows."""
-        return {schema.topic: schema for schema in self._current().schemas().values()}
+        return {schema.topic: schema for schema in self._every_version()}
 
     def versions(self, topic: str) -> list[TableSchema]:
         """Return every version of a view, oldest first."""
-        return [schema for _, schema in self._current().schema_history() if schema.topic == topic]
+        return [schema for schema in self._every_version() if schema.topic == topic]
 
     def state(self, schema: TableSchema) -> pa.Table:
         """Return the rows of a view at the end of the log, with the columns `key` and `after`."""
@@ -126,6 +128,11 @@ class LogOfViews:
     def begin(self, cut: Cut) -> ViewCommit:
         """Begin the commit with the changes of the views at a cut, which must be after the last one."""
         return ViewCommit(self.writer, cut)
+
+    def _every_version(self) -> list[TableSchema]:
+        if self._versions[0] != self.position:
+            self._versions = self.position, [schema for _, schema in self._current().schema_history()]
+        return self._versions[1]
 
     def _current(self) -> LogReader:
         if self._reader is None:
