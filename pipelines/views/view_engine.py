@@ -35,6 +35,7 @@ from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.stores.published_record import Published
 from cdc.table import TableSchema, TableState
+from cdc.view_sql.view_query import ViewQuery
 from cdc.view_sql.views_over_views import queries_of
 from pipelines.views.affected_rows import AffectedRows, ChangedInputs
 from pipelines.views.changed_rows import all_new, check_key, differences
@@ -66,17 +67,15 @@ class _Step:
 
 @dataclass(slots=True)
 class ViewFigures:
-    """What the engine did for one view, since the process began."""
+    """What the engine did for one view in the last step."""
 
     state: str = "waiting"
     """`live`, `waiting` for its inputs, or `failed`."""
     reason: str = ""
-    is_incremental: bool = True
     position: int = 0
+    """The position of the inputs of which its rows are the result."""
     changed_rows: int = 0
     affected_keys: int = 0
-    seconds: float = 0.0
-    """Duration of the last computation."""
 
 
 @dataclass(slots=True)
@@ -107,9 +106,8 @@ class ViewEngine:
         self._requested: set[str] = set()
         """Views to compute as a whole in the next step, because somebody asked for it."""
         self._relations = _numbered([view.name for view in views], log_of_views.schemas())
+        self._fingerprints = {name: _fingerprint(query, sink) for name, query in self._queries.items()}
         self.figures = {view.name: ViewFigures() for view in views}
-        for view in views:
-            self.figures[view.name].is_incremental = self._queries[view.name].only_refresh is None
 
     @property
     def position(self) -> Position:
@@ -140,7 +138,7 @@ class ViewEngine:
         for view in self._views:
             figures = self.figures[view.name]
             figures.position = computed[view.name].position if view.name in computed else figures.position
-            figures.changed_rows += commit.rows.get(view.name, 0)
+            figures.changed_rows = commit.rows.get(view.name, 0)
         return True
 
     def _step(self, record: Published, cut: Cut) -> _Step:
@@ -161,18 +159,13 @@ class ViewEngine:
             for topic, version in inputs.items()
             if (found := _changes_of(version, before.inputs.get(topic), by_relation)) is None or len(found)
         }
-        return _Step(
-            cut=cut,
-            before=before,
-            inputs=inputs,
-            schemas=schemas,
-            changes=changes,
-        )
+        return _Step(cut, before, inputs, schemas, changes)
 
     def _compute(self, view: View, step: _Step, commit: ViewCommit) -> ComputedView | None:
         """Add the changes of one view to the commit, and return how they were computed; None if they could not be."""
         figures, began = self.figures[view.name], time.monotonic()
-        depends_on = (self._fingerprint(view), tuple(step.inputs), tuple(step.schemas.values()))
+        figures.affected_keys = 0
+        depends_on = (tuple(step.inputs), tuple(step.schemas.values()))
         failure = self._failures.get(view.name)
         if failure is not None and failure.depends_on == depends_on and began < failure.due:
             return None
@@ -194,7 +187,6 @@ class ViewEngine:
             self._mark(view, commit, TableState.NEEDS_RESYNC, figures.reason)
             return None
         self._failures.pop(view.name, None)
-        figures.seconds = time.monotonic() - began
         if found is not None:
             figures.state, figures.reason = "live", ""
         return found
@@ -206,11 +198,11 @@ class ViewEngine:
             figures.state, figures.reason = "waiting", f"{missing[0]} is not complete in sink {self._sink.name!r}"
             self._mark(view, commit, TableState.SNAPSHOTTING, figures.reason)
             return None
-        known, fingerprint = self._log.schemas().get(view.name), self._fingerprint(view)
+        known, fingerprint = self._log.schemas().get(view.name), self._fingerprints[view.name]
         earlier = step.before.views.get(view.name)
         now = ComputedView(fingerprint, int(step.cut.position))
         if known is None or earlier is None or earlier.fingerprint != fingerprint:
-            self._build(view, step, commit)
+            self._add_all(view, None, step, commit)
             return now
         is_exact = earlier.position == int(self._log.position)
         changed = set(query.inputs) & set(step.changes)
@@ -224,33 +216,27 @@ class ViewEngine:
         if query.only_refresh is None and is_exact and is_small and has_old and not is_requested:
             self._add_affected(view, known, step, commit)
         else:
-            self._add_differences(view, known, step, commit)
+            self._add_all(view, known, step, commit)
         return now
 
-    def _build(self, view: View, step: _Step, commit: ViewCommit) -> None:
-        """Add a new version of the view and all of its rows."""
-        result = self._whole(view, step)
-        schema = self._new_version(view, result.schema)
-        rows = _rows(result, schema)
-        commit.add_version(schema)
-        commit.add_rows(schema, all_new(rows))
-        commit.end_build(schema)
-        self._refreshed_at[view.name] = time.monotonic()
+    def _add_all(self, view: View, known: TableSchema | None, step: _Step, commit: ViewCommit) -> None:
+        """Compute the whole view, and add its differences to the rows in the log, or a new version with all rows.
 
-    def _add_differences(self, view: View, known: TableSchema, step: _Step, commit: ViewCommit) -> None:
-        """Compute the whole view, and add its differences to the rows in the log."""
-        result = self._whole(view, step)
-        if self._new_version(view, result.schema) != known:
-            self._build(view, step, commit)
-            return
-        commit.add_rows(known, differences(self._log.state(known), _rows(result, known)))
-        self._refreshed_at[view.name] = time.monotonic()
-        self._requested.discard(view.name)
-
-    def _whole(self, view: View, step: _Step) -> pa.Table:
+        known: the version of the rows in the log; None if they cannot be used.
+        """
         query = self._queries[view.name]
         names = self._inputs.register({topic: step.inputs[topic] for topic in query.inputs}, "b")
-        return self._inputs.rows(query.whole(names))
+        result = self._inputs.rows(query.whole(names))
+        schema = self._new_version(view, result.schema)
+        rows = _rows(result, schema)
+        if schema == known:
+            commit.add_rows(schema, differences(self._log.state(schema), rows))
+        else:
+            commit.add_version(schema)
+            commit.add_rows(schema, all_new(rows))
+            commit.end_build(schema)
+        self._refreshed_at[view.name] = time.monotonic()
+        self._requested.discard(view.name)
 
     def _add_affected(self, view: View, known: TableSchema, step: _Step, commit: ViewCommit) -> None:
         """Compute the rows of the affected keys at both cuts, and add their differences."""
@@ -269,7 +255,7 @@ class ViewEngine:
             if self._new_version(view, new.schema) != known:
                 raise ViewFailed(f"the columns of view {view.name!r} changed with those of its tables")
             commit.add_rows(known, differences(_rows(old, known), _rows(new, known)))
-        self.figures[view.name].affected_keys += affected.number
+        self.figures[view.name].affected_keys = affected.number
 
     def _new_version(self, view: View, fields: pa.Schema) -> TableSchema:
         earlier = self._log.versions(view.name)
@@ -285,17 +271,16 @@ class ViewEngine:
         last = self._refreshed_at.get(view.name)
         return last is None or time.monotonic() - last >= view.refresh.every
 
-    def _fingerprint(self, view: View) -> str:
-        """Return a hash of all that the rows of a view depend on, besides the rows of its inputs."""
-        rules = []
-        for topic in self._queries[view.name].inputs:
-            rule = rule_of(topic, self._sink.rules)
-            transform = None if rule is None or rule.transform is None else rule.transform.fingerprint
-            rules.append(
-                [topic, table_settings(topic, self._sink, self._sink.rules).model_dump(mode="json"), transform]
-            )
-        text = json.dumps([self._queries[view.name].sql, view.key, rules], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+def _fingerprint(query: ViewQuery, sink: DeltaSinkDefinition) -> str:
+    """Return a hash of all that the rows of a view depend on, besides the rows of its inputs."""
+    rules = []
+    for topic in query.inputs:
+        rule = rule_of(topic, sink.rules)
+        transform = None if rule is None or rule.transform is None else rule.transform.fingerprint
+        rules.append([topic, table_settings(topic, sink, sink.rules).model_dump(mode="json"), transform])
+    text = json.dumps([query.sql, query.key, rules], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _changes_of(version: InputVersion, before: InputVersion | None, changes: KeysByRelation) -> pa.Array | None:

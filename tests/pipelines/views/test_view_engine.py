@@ -93,6 +93,7 @@ def test_a_view_is_built_and_then_follows_the_changes_of_all_its_tables(tmp_path
         shop.write(("shop.customers", "u", ("2", "Bo")))  # orders 1, 3 and 5
         shop.compute()
         assert operations(shop, TOTALS) == [("u", "1"), ("u", "3"), ("u", "5")]
+        assert shop.engine.figures["shop.v_totals"].changed_rows == 3
         assert operations(shop, BY_DAY) == []
         shop.write(("shop.items", "u", ("2", "4", "sku2", "3", "2.50")), ("shop.orders", "d", ("3",)))
         shop.compute()
@@ -162,6 +163,9 @@ def test_a_view_that_fails_stops_alone_and_comes_back(tmp_path: Path, spark: Spa
         shop.compute()
         assert shop.views.schemas()["shop.v_skus"].state is TableState.LIVE
         assert shop.rows("shop.v_skus") == expected(shop, many)
+        shop.write(("shop.items", "u", ("1", "1", "c", "1", "1.00")))
+        shop.compute()
+        assert shop.engine.figures["shop.v_skus"].affected_keys == 1
 
 
 @pytest.mark.slow
