@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.view_sql.join_graph import ColumnOf, JoinGraph
+from pipelines.sinks.delta.merge_source import comparable
 from pipelines.sinks.delta.table_version import PLACE, RowsNotReadable, TableVersion
 
 MOST_ROWS: Final = 200_000
@@ -84,7 +85,8 @@ class NeededRows:
             raise RowsNotReadable("a step needs too many rows")
         change = self._changes.get(topic)
         old = later.slice(0, 0) if change is None else change.old
-        return _BothCuts(old.filter(pc.is_in(old[column.column], wanted.cast(old[column.column].type))), later)
+        found = pc.is_in(comparable(old[column.column]), comparable(wanted.cast(old[column.column].type)))
+        return _BothCuts(old.filter(found), later)
 
 
 class _BothCuts(NamedTuple):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink
@@ -44,6 +45,12 @@ def test_many_values_are_found_among_the_rows_of_their_range(versions: tuple[Tab
 
 def test_no_value_finds_no_row(versions: tuple[TableVersion, TableVersion]) -> None:
     assert versions[0].rows("id", pa.array([None], pa.int64())).num_rows == 0
+
+
+def test_both_zeros_of_a_float_are_one_value(tmp_path: Path) -> None:
+    uri = str(tmp_path / "floats")
+    write_deltalake(uri, pa.table({"f": [-0.0, 0.0, 1.0, None], "_position": [1, 2, 3, 4], "_ordinal": [0, 0, 0, 0]}))
+    assert TableVersion(uri, 0, 1).rows("f", pa.array([0.0]))["_position"].to_pylist() == [1, 2]
 
 
 def test_what_cannot_be_read_is_left_to_spark(versions: tuple[TableVersion, TableVersion], tmp_path: Path) -> None:
