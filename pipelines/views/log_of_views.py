@@ -12,25 +12,23 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import Final, Self
+from typing import Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.failpoint import hit
 from cdc.log.bucket_files import Root
-from cdc.log.disk_format import CommitInfo, CommitSource, LogIdentity
+from cdc.log.disk_format import CommitSource, LogIdentity
 from cdc.log.file_selection import TableSelection
 from cdc.log.reader import LogReader
-from cdc.log.writer import LogWriter, SegmentLimits, StagedFile
-from cdc.log_row import LOG_SCHEMA, Operation, RowOrder, control_row
+from cdc.log.rows_at_position import RowsAtPosition
+from cdc.log.writer import LogWriter, SegmentLimits
+from cdc.log_row import LOG_SCHEMA, Operation
 from cdc.position import Position
 from cdc.table import TableSchema
 from pipelines.folding.fold import fold
 from pipelines.views.changed_rows import log_rows
-
-STAGED_BYTES: Final = 64 << 20
-"""Size in bytes from which the rows of a view are written from memory to a data file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,77 +143,42 @@ class ViewCommit:
     """One commit of the log of views: the changes of all views at one cut."""
 
     def __init__(self, writer: LogWriter, cut: Cut) -> None:
-        self._writer, self._cut = writer, cut
-        self._ordinal = 0
-        self._files: list[StagedFile] = []
-        self._waiting: list[pa.RecordBatch] = []
-        self._waiting_bytes = 0
+        self._rows = RowsAtPosition(writer, cut.position, cut.committed_at)
         self.rows: dict[str, int] = {}
         """Topic → number of its changed rows."""
 
     @contextmanager
     def view(self, topic: str) -> Iterator[None]:
         """Add the changes of one view in the block. If it raises an error, no change of the view is added."""
-        self._stage()
-        ordinal, files = self._ordinal, len(self._files)
         self.rows[topic] = 0
         try:
-            yield
-            self._stage()
+            with self._rows.all_or_none():
+                yield
         except BaseException:
-            self._waiting, self._waiting_bytes, self._ordinal = [], 0, ordinal
             del self.rows[topic]
-            for file in self._files[files:]:
-                file.path.unlink(missing_ok=True)
-            del self._files[files:]
             raise
 
     def add_version(self, schema: TableSchema) -> None:
         """Add a version of a view: its columns, its key and its state."""
-        self._add(self._control(schema, Operation.SCHEMA, schema.to_json()))
+        self._rows.add_version(schema)
 
     def add_rows(self, schema: TableSchema, rows: pa.Table) -> None:
         """Add rows of CHANGED_ROWS."""
-        order = RowOrder(int(self._cut.position), self._ordinal, 0, self._cut.committed_at)
-        for batch in log_rows(rows, schema, order).to_batches():
-            self._add(batch)
+        for batch in log_rows(rows, schema, self._rows.order).to_batches():
+            self._rows.add(batch)
         self.rows[schema.topic] += rows.num_rows
         hit("view_rows_added")
 
     def end_build(self, schema: TableSchema) -> None:
         """Say that the view is complete with the rows of this commit: rows that it had before are deleted."""
-        self._add(self._control(schema, Operation.GENERATION, str(int(self._cut.position)).encode()))
+        self._rows.add_end(schema)
 
     def commit(self, source: CommitSource, computed_from: ComputedFrom) -> None:
         """Commit all changes. source: the source server of the change log."""
-        self._stage()
+        self._rows.stage()
         hit("views_staged")
-        info = CommitInfo(
-            last=self._cut.position,
-            committed_at=self._cut.committed_at,
-            rows=self._ordinal,
-            transactions=1 if self._ordinal else 0,
-            views=computed_from.to_json(),
-            **source._asdict(),
-        )
-        self._writer.commit(self._files, info)
+        self._rows.commit(source, transactions=1 if self._rows.number else 0, views=computed_from.to_json())
         hit("views_committed")
-
-    def _add(self, batch: pa.RecordBatch) -> None:
-        self._waiting.append(batch)
-        self._ordinal += batch.num_rows
-        self._waiting_bytes += batch.nbytes
-        if self._waiting_bytes >= STAGED_BYTES:
-            self._stage()
-
-    def _stage(self) -> None:
-        if self._waiting:
-            self._files += self._writer.stage(pa.Table.from_batches(self._waiting, LOG_SCHEMA))
-            self._waiting, self._waiting_bytes = [], 0
-
-    def _control(self, schema: TableSchema, operation: Operation, payload: bytes) -> pa.RecordBatch:
-        order = RowOrder(int(self._cut.position), self._ordinal, 0, self._cut.committed_at)
-        return control_row(order, operation, schema.relation, schema.topic, payload)
 
 
 def rows_of_view(log: LogReader, schema: TableSchema, upto: Position) -> pa.Table:
