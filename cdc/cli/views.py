@@ -67,7 +67,7 @@ def explain(
     """Say how the changes of each table find the rows of a view to compute, or why the whole view is computed."""
     from cdc.config import load_definition
     from cdc.view_sql.changed_keys import InputsAtCut
-    from cdc.view_sql.views_over_views import queries_of
+    from cdc.view_sql.view_query import queries_of
 
     definition = load_definition(config)
     _check_name(definition, name)

@@ -303,7 +303,7 @@ def _views(definition: Definition) -> Iterator[Disagreement]:
 
 
 def _view_sql(definition: Definition, view: View, key: Key) -> Iterator[Disagreement]:
-    analysis = import_module("cdc.view_sql.views_over_views")  # imported late: few definitions have views
+    analysis = import_module("cdc.view_sql.view_query")  # imported late: few definitions have views
     try:
         reason = analysis.query_of(view.name, {one.name: one for one in definition.views}).only_refresh
     except ViewError as exc:

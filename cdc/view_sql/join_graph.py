@@ -13,6 +13,8 @@ from typing import NamedTuple, Self
 import sqlglot
 from sqlglot import exp
 
+from cdc.view_sql.query_structure import equalities_of
+
 
 class ColumnOf(NamedTuple):
     """A column of one table in FROM."""
@@ -121,18 +123,9 @@ def _of_using(joins: Sequence[exp.Join], names: _Names) -> Iterator[tuple[Column
 def _of_conditions(select: exp.Select, joins: Sequence[exp.Join], names: _Names) -> Iterator[tuple[ColumnOf, ColumnOf]]:
     where = select.args.get("where")
     for condition in [*(join.args.get("on") for join in joins), None if where is None else where.this]:
-        for part in () if condition is None else _conjuncts(condition):
-            if isinstance(part, exp.EQ):
-                one, other = names.column(part.this), names.column(part.expression)
-                if one is not None and other is not None and one.alias != other.alias:
-                    yield one, other
-
-
-def _conjuncts(condition: exp.Expr) -> Iterator[exp.Expr]:
-    """Yield the conditions that AND joins."""
-    inner = condition.unnest()
-    if isinstance(inner, exp.And):
-        yield from _conjuncts(inner.this)
-        yield from _conjuncts(inner.expression)
-    else:
-        yield inner
+        found = () if condition is None else equalities_of(condition)
+        # rows that `<=>` joins by NULL are not found by values
+        for equality in (one for one in found if isinstance(one, exp.EQ)):
+            one, other = names.column(equality.this), names.column(equality.expression)
+            if one is not None and other is not None and one.alias != other.alias:
+                yield one, other

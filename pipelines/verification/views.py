@@ -20,7 +20,7 @@ from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.stores.published_record import TargetState
 from cdc.table import TableSchema, TableState, matches_name
-from cdc.view_sql.views_over_views import queries_of
+from cdc.view_sql.view_query import queries_of
 from pipelines.verification.compare_table import TableVerdict, refused
 from pipelines.views.changed_rows import differences
 from pipelines.views.log_of_views import ComputedFrom, rows_of_view

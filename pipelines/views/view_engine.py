@@ -35,8 +35,7 @@ from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.stores.published_record import Published
 from cdc.table import TableSchema, TableState
-from cdc.view_sql.view_query import ViewQuery
-from cdc.view_sql.views_over_views import queries_of
+from cdc.view_sql.view_query import ViewQuery, queries_of
 from pipelines.views.affected_rows import AffectedRows, ChangedInputs
 from pipelines.views.changed_rows import all_new, check_key, differences
 from pipelines.views.input_changes import KeysByRelation, changed_keys, distinct

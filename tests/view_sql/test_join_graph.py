@@ -47,6 +47,10 @@ def test_rows_are_found_from_each_table() -> None:
     assert graph("SELECT o.id FROM shop.orders o, shop.items i WHERE i.sku = 'a'", "id").steps("o") is None
 
 
+def test_an_equality_that_joins_nulls_is_not_followed() -> None:
+    assert graph("SELECT o.id FROM shop.orders o JOIN shop.items i ON i.order_id <=> o.id", "id").equal == ()
+
+
 def test_using_names_equal_columns() -> None:
     found = graph("SELECT * FROM shop.orders JOIN shop.customers USING (id)", "id")
     assert found.equal == ((ColumnOf("orders", "id"), ColumnOf("customers", "id")),)

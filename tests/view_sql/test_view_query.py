@@ -1,12 +1,16 @@
-"""The SQL of a view: its inputs, the whole query over other names, and the rows of given keys."""
+"""The SQL of a view: its inputs, the whole query over other names, rows of given keys, words, and views over views."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import duckdb
 import pytest
 from pyspark.sql import SparkSession
 
+from cdc.errors import ViewCycle, ViewKeyUnknown
 from cdc.view_sql.changed_keys import InputsAtCut
-from cdc.view_sql.view_query import ViewQuery
+from cdc.view_sql.view_query import ViewQuery, queries_of
 from tests.view_sql.random_views import COLUMNS, Case, Row
 from tests.view_sql.view_engines import Spark, tables
 
@@ -72,3 +76,81 @@ def test_a_view_that_is_only_refreshed_has_no_affected_keys() -> None:
 
 def test_columns_are_those_of_the_tables() -> None:
     assert set(COLUMNS) == set(tables("before"))
+
+
+def test_every_mention_of_a_table_has_its_sentence() -> None:
+    sql = (
+        "SELECT c.id, t.n FROM shop.customers c\n"
+        "LEFT JOIN (SELECT customer_id, count(*) AS n FROM shop.orders GROUP BY 1) t ON t.customer_id = c.id"
+    )
+    groups = "give the groups (customer_id) of the subquery at 2:12"
+    outer = "give the key (id); so do rows whose match in an outer join appears or disappears"
+
+    assert ViewQuery.parse("shop.v", sql, ["id"]).explain() == [
+        ("shop.customers", f"1:23: changed rows of c, joined with t, {outer}"),
+        (
+            "shop.orders",
+            f"2:51: changed rows of orders {groups}, whose rows, joined with c, {outer}",
+        ),
+    ]
+
+
+def test_a_subquery_without_groups_and_a_join_in_parentheses_are_named_by_their_place() -> None:
+    sql = "SELECT x.id FROM (SELECT id FROM shop.a) x JOIN (shop.b JOIN shop.c ON c.id = b.c_id) ON b.id = x.id"
+
+    rows = "give rows of the subquery at 1:19"
+
+    assert ViewQuery.parse("shop.v", sql, ["id"]).explain() == [
+        (
+            "shop.a",
+            f"1:34: changed rows of a {rows}, which, joined with the join at 1:49, give the key (id)",
+        ),
+        ("shop.b", "1:50: changed rows of b, joined with x, give the key (id)"),
+        ("shop.c", "1:62: changed rows of c, joined with x, give the key (id)"),
+    ]
+
+
+def test_a_view_that_is_only_refreshed_says_why() -> None:
+    view = ViewQuery.parse("shop.v", "SELECT id FROM shop.t LIMIT 3", ["id"])
+
+    (topic, sentence) = view.explain()[0]
+
+    assert (topic, sentence) == ("shop.t", f"only a refresh finds what changed; {view.only_refresh}")
+
+
+class Defined(NamedTuple):
+    name: str
+    key: tuple[str, ...]
+    sql: str
+
+
+def view(name: str, sql: str, *key: str) -> Defined:
+    return Defined(f"shop.{name}", key or ("id",), sql)
+
+
+def test_a_view_over_views_reads_their_tables() -> None:
+    queries = queries_of(
+        [
+            view("top", "SELECT p.id, shop.paid.total FROM shop.paid p JOIN shop.paid ON shop.paid.id = p.id -- twice"),
+            view("paid", "SELECT id, sum(total) AS total FROM shop.orders o GROUP BY id HAVING sum(total) > 1;"),
+        ]
+    )
+    assert queries["shop.top"].inputs == queries["shop.paid"].inputs == ("shop.orders",)
+
+    connection = duckdb.connect()
+    connection.execute("CREATE TABLE orders AS FROM (VALUES (1, 2), (1, 3), (2, 1)) AS t(id, total)")
+    found = queries["shop.top"].whole({"shop.orders": "orders"}).replace("`", '"').replace("shop.paid.", "paid.")
+    assert connection.execute(found).fetchall() == [(1, 5)]
+
+
+def test_a_view_that_reads_itself_is_refused() -> None:
+    cycle = [view("a", "SELECT id FROM shop.b"), view("b", "SELECT id FROM shop.c"), view("c", "SELECT id FROM shop.a")]
+    with pytest.raises(ViewCycle, match=r"reads itself: shop.a → shop.b → shop.c → shop.a$"):
+        queries_of(cycle)
+    with pytest.raises(ViewCycle):
+        queries_of([view("a", "SELECT id FROM shop.a")])
+
+
+def test_an_error_of_an_inner_view_is_its_own() -> None:
+    with pytest.raises(ViewKeyUnknown, match=r"shop\.inner"):
+        queries_of([view("inner", "SELECT total FROM shop.orders"), view("outer", "SELECT id FROM shop.inner")])
