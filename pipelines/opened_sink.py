@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from cdc.config import Definition, DeltaSinkDefinition, SearchSinkDefinition
 from cdc.errors import LogError, LogTrimmed
-from cdc.log.reader import LogReader
+from cdc.log.reader import LogReader, log_exists
 from pipelines.large_range_query import LargeRangeQuery
 from pipelines.range_folder import RangeFolder
 from pipelines.runtime.consumer_registration import sink_registration
@@ -48,12 +48,8 @@ def batch_interval(shortest: float, batch_seconds: float, tables: int) -> float:
 
 def has_log(definition: Definition, sink: DeltaSinkDefinition | SearchSinkDefinition) -> bool:
     """Return whether the log that the sink applies has something; that of views begins later than the change log."""
-    try:
-        return LogReader(definition.log_of(sink)).durable is not None
-    except LogError as exc:
-        if type(exc) is not LogError:  # the base class: the log does not exist yet
-            raise
-        return False
+    root = definition.log_of(sink)
+    return log_exists(root) and LogReader(root).durable is not None
 
 
 class OpenedSink:

@@ -23,8 +23,8 @@ from cdc.delivery.delivery_figures import DeliveryFigures
 from cdc.delivery.delivery_requests import DeliveryRequests
 from cdc.delivery.opened_delivery import OpenedDelivery, opened_delivery
 from cdc.delivery.progress import check_progress
-from cdc.errors import CdcError, LogError, Reaction, SinkInUse, as_cdc_error
-from cdc.log.reader import LogReader
+from cdc.errors import CdcError, Reaction, SinkInUse, as_cdc_error
+from cdc.log.reader import LogReader, log_exists
 
 REPORT_EVERY: Final = 1.0
 """Seconds between two reports to the catalog."""
@@ -127,12 +127,10 @@ class DeliveryRunner(Thread):
 
     def _await_log(self) -> LogReader | None:
         """Return a reader of the log, as soon as it exists; None if the process ends before."""
+        root = self._definition.log_of(self._settings)
         while not self._stop_requested.is_set():
-            try:
-                return LogReader(self._definition.log_of(self._settings))
-            except LogError as exc:
-                if type(exc) is not LogError:  # the base class: the reader has not created the log yet
-                    raise
+            if log_exists(root):
+                return LogReader(root)
             self._stop_requested.wait(LOG_POLL)
         return None
 

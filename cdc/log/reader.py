@@ -81,6 +81,11 @@ class RowSpan(NamedTuple):
     """Uncompressed size of the row group in bytes."""
 
 
+def log_exists(root: str | Root) -> bool:
+    """Return True if there is a log; it may be empty. Raises an error if the directory or store cannot be read."""
+    return is_table(as_root(root) / CHANGES)
+
+
 class LogReader:
     """A read-only view of one log at the time of the last `refresh`. A writer may run at the same time."""
 

@@ -17,8 +17,9 @@ from cdc.catalog import Catalog
 from cdc.catalog.commands import COMPACT, Command
 from cdc.config import Definition
 from cdc.errors import CdcError, LogError
+from cdc.log.bucket_files import Root
 from cdc.log.compacted_table import read_compacted_state
-from cdc.log.reader import LogReader
+from cdc.log.reader import LogReader, log_exists
 from cdc.log.trim_plan import request_trim
 from pipelines.compaction.compaction_steps import CompactionLimits, CompactionResult, StartSpark, compact
 from pipelines.runtime.spark_session import COMPACTION_POOL, SparkSettings
@@ -58,13 +59,14 @@ class CompactionWorker(Thread):
             for command in self._pending_commands():
                 self._answer(command)
             if self._every and time.monotonic() >= due:
-                result = self._compact(everything=False)
-                self._compact_views()
+                result = self._compact(self._root, everything=False)
+                if self._of_views is not None:
+                    self._compact(self._of_views, everything=False)
                 delay = min(self._every, RETRY_AFTER) if isinstance(result, CdcError) else self._every
                 due = time.monotonic() + delay
 
     def _answer(self, command: Command) -> None:
-        result = self._compact(everything=bool(command.payload.get("everything")))
+        result = self._compact(self._root, everything=bool(command.payload.get("everything")))
         if isinstance(result, CdcError):
             answer: dict[str, Any] = {"error": result.to_json()}
         else:
@@ -79,32 +81,22 @@ class CompactionWorker(Thread):
                 message=exc.message,
             )
 
-    def _compact(self, *, everything: bool) -> CompactionResult | CdcError:
+    def _compact(self, root: Root, *, everything: bool) -> CompactionResult | CdcError:
         began = time.monotonic()
         try:
+            if root == self._of_views and not log_exists(root):  # no view was computed yet
+                return CompactionResult()
             spark = self._session if self._is_local else self._session()
-            result = compact(spark, self._root, everything=everything, limits=self.limits)
-            self._record_metrics(result, time.monotonic() - began)
+            result = compact(spark, root, everything=everything, limits=self.limits)
+            if root == self._root:  # the metrics are those of the change log
+                self._record_metrics(result, time.monotonic() - began)
         except Exception as exc:  # noqa: BLE001 - no error of a compaction may stop the sinks
             return self._record_failure(exc)
         if result.rows_in or result.merged:
-            request_trim(self._root)
-            log.info("compacted the log", outcome=result.to_json(), seconds=round(time.monotonic() - began, 1))
+            request_trim(root)
+            seconds = round(time.monotonic() - began, 1)
+            log.info("compacted the log", log=str(root), outcome=result.to_json(), seconds=seconds)
         return result
-
-    def _compact_views(self) -> None:
-        """Compact the log of views, if there is one; its size is not reported."""
-        if self._of_views is None:
-            return
-        try:
-            spark = self._session if self._is_local else self._session()
-            result = compact(spark, self._of_views, everything=False, limits=self.limits)
-        except Exception as exc:  # noqa: BLE001 - no error of a compaction may stop the sinks
-            if type(exc) is not LogError:  # the base class: no view was computed yet
-                self._record_failure(exc)
-            return
-        if result.rows_in or result.merged:
-            request_trim(self._of_views)
 
     def _session(self) -> SparkSession | None:
         session = self._spark()

@@ -15,8 +15,7 @@ import pyarrow.compute as pc
 
 from cdc.config import Definition
 from cdc.config.views import NAME_OF_VIEWS, View
-from cdc.errors import LogError
-from cdc.log.reader import LogReader
+from cdc.log.reader import LogReader, log_exists
 from cdc.position import Position
 from cdc.stores.published_record import TargetState
 from cdc.table import TableSchema, TableState, matches_name
@@ -39,13 +38,10 @@ def compare_views(
 ) -> Iterator[TableVerdict]:
     """Compare the rows of views in their log with their SQL. wanted: globs over the names; empty: all views."""
     selected = [view for view in definition.views if not wanted or matches_name(view.name, wanted)]
-    try:
-        log = LogReader(definition.log.of_views)
-    except LogError as exc:
-        if type(exc) is not LogError:  # the base class: no view was computed yet
-            raise
+    if not log_exists(definition.log.of_views):
         yield from (_refused(view, "absent", "the view was not computed yet") for view in selected)
         return
+    log = LogReader(definition.log.of_views)
     schemas = {schema.topic: schema for schema in log.schemas().values()}
     last = log.last_commit
     computed = ComputedFrom.from_json("" if last is None else last.views)

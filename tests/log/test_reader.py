@@ -9,7 +9,7 @@ from threading import Event
 import pytest
 
 from cdc.errors import LogCorrupt, LogError
-from cdc.log.reader import LogReader
+from cdc.log.reader import LogReader, log_exists
 from cdc.log.table_view import REOPEN_AFTER
 from cdc.log.writer import LogWriter
 from cdc.position import Position
@@ -118,3 +118,9 @@ def test_threads_that_refresh_one_reader_skip_no_commit(tmp_path: Path) -> None:
 
     assert reader.version == LogReader(tmp_path).version
     assert sorted(file.last for file in reader.every_file()) == list(range(1, 60))
+
+
+def test_a_log_exists_once_it_was_created(tmp_path: Path) -> None:
+    assert not log_exists(tmp_path / "log")
+    LogWriter.open(tmp_path / "log", IDENTITY, LIMITS)
+    assert log_exists(tmp_path / "log")

@@ -15,6 +15,7 @@ from cdc import metrics
 from cdc.catalog import Catalog
 from cdc.catalog.commands import COMPACT, Command, CommandState
 from cdc.config import Definition
+from cdc.config.views import View
 from cdc.log.bucket_files import Root
 from cdc.log.compacted_table import read_compacted_state
 from cdc.log.disk_format import COMPACTED
@@ -27,7 +28,7 @@ from pipelines.compaction.compaction_worker import CompactionWorker
 from tests.fixtures.waiting import until
 from tests.pipelines.cold_log import EACH_OF_ITS_OWN, folded, log_writer
 from tests.pipelines.fold_model import Row
-from tests.pipelines.shop_pipeline import END, ShopPipeline, make_shop
+from tests.pipelines.shop_pipeline import END, ShopPipeline, copy_log, make_shop
 
 
 @pytest.fixture
@@ -151,3 +152,17 @@ def test_a_failed_compaction_is_reported_and_tried_again(ground: ShopPipeline, c
         place.unlink()
         until(lambda: read_compacted_state(place.parent), "a compaction after all")
     assert metrics.ERRORS in {sample.metric for sample in figures}
+
+
+def test_the_log_of_views_is_compacted_once_it_exists(ground: ShopPipeline, catalog: Catalog) -> None:
+    view = View(name="shop.names", key=("id",), sql="SELECT id, name FROM shop.item")
+    definition = with_interval(ground, 0.01).model_copy(update={"views": (view,)})
+    figures, place, made = metrics.Metrics(), Path(str(definition.log.of_views)), ground.folder / "made"
+    with running_worker(definition, catalog, figures):
+        until(lambda: read_compacted_state(definition.log.root), "the change log without a log of views")
+        post_compaction(catalog, everything=False)  # answered in the round after the one that looked for a log of views
+        assert metrics.ERRORS not in {sample.metric for sample in figures}
+        copy_log(made, EACH_OF_ITS_OWN)
+        made.rename(place)  # a worker never sees half a log
+        until(lambda: read_compacted_state(place), "the log of views")
+        until((place / REQUEST_FILE).exists, "a request to trim the log of views")
