@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from cdc.config import DeltaSinkDefinition
 from cdc.position import Position
 from cdc.stores.lake_reader import Lake, Moment, ReadAt, aliases, parse_at, tables_by_shared_target
-from cdc.stores.published_record import Published, TableRecord, TargetState
+from cdc.stores.published_record import Published, TargetState
 from cdc.stores.target_rule_changes import TargetRules
-from cdc.target_names import RELATION_COLUMN
-from pipelines.sinks.delta.spark_target import require_delta
+from pipelines.sinks.delta.spark_target import frame_at
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -48,7 +46,7 @@ def at(
     tables_by_name = {**tables_by_shared_target(record.tables.values()), **tables_by_name}
     lake = Lake.open(sink) if isinstance(sink, str) else Lake.open(sink.path, TargetRules.of(sink))
     return {
-        name: _frame(spark, parts, versions[parts[0].target])
+        name: frame_at(spark, parts[0].target, versions[parts[0].target], [part.relation for part in parts])
         for name, parts in tables_by_name.items()
         if all(part.state == TargetState.STREAMING for part in parts)
         and lake.is_shown(parts, versions[parts[0].target])
@@ -69,11 +67,3 @@ def views(
     for topic, frame in frames.items():
         frame.createOrReplaceTempView(names[topic])
     return {topic: names[topic] for topic in frames}
-
-
-def _frame(spark: SparkSession, parts: Sequence[TableRecord], version: int) -> DataFrame:
-    rows = require_delta(spark).read.format("delta").option("versionAsOf", version).load(parts[0].target)
-    if RELATION_COLUMN not in rows.columns:
-        return rows
-    # rows of other tables in the same target may be newer than the cut
-    return rows.where(rows[RELATION_COLUMN].isin(*(part.relation for part in parts)))

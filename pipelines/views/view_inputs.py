@@ -18,7 +18,7 @@ from cdc.stores.published_record import Published, TargetState
 from cdc.table import TableSchema
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN, column_name
 from pipelines.sinks.delta.settings import type_policy
-from pipelines.sinks.delta.spark_target import frame_of, require_delta
+from pipelines.sinks.delta.spark_target import frame_at, frame_of
 from pipelines.sinks.delta.target_layout import backticked
 from pipelines.types.typed_rows import typed_keys
 from pipelines.views.log_of_views import InputVersion
@@ -51,7 +51,7 @@ class ViewInputs:
     """Temporary views of the inputs in one Spark session."""
 
     def __init__(self, session: SparkSession, sink: DeltaSinkDefinition) -> None:
-        self.session, self._sink = require_delta(session), sink
+        self.session, self._sink = session, sink
         self._frames: dict[InputVersion, DataFrame] = {}
 
     def register(self, versions: Mapping[str, InputVersion], side: str) -> dict[str, str]:
@@ -130,8 +130,6 @@ class ViewInputs:
 
     def _frame(self, version: InputVersion) -> DataFrame:
         if version not in self._frames:
-            rows = self.session.read.format("delta").option("versionAsOf", version.version).load(version.target)
-            if RELATION_COLUMN in rows.columns:
-                rows = rows.where(F.col(RELATION_COLUMN) == version.relation)
+            rows = frame_at(self.session, version.target, version.version, [version.relation])
             self._frames[version] = rows.drop(*OWN_COLUMNS)
         return self._frames[version]

@@ -17,6 +17,7 @@ from py4j.protocol import Py4JJavaError
 
 from cdc.errors import DeltaJarMissing
 from cdc.stores.unsupported_table_features import unsupported_features
+from cdc.target_names import RELATION_COLUMN
 from pipelines.sinks.delta.delta_target import DeltaTarget
 from pipelines.sinks.delta.schema_evolution import EvolutionPlan
 from pipelines.sinks.delta.target_layout import backticked
@@ -91,6 +92,15 @@ def frame_of(spark: SparkSession, rows: pa.Table) -> DataFrame:
     return spark.createDataFrame(rows, from_arrow_schema(rows.schema, prefer_timestamp_ntz=True))
 
 
+def frame_at(spark: SparkSession, uri: str, version: int, relations: Sequence[int] = ()) -> DataFrame:
+    """Return a version of a target as a frame.
+
+    relations: the tables whose rows are returned, if several share the target; rows of others may be of another time.
+    """
+    rows = require_delta(spark).read.format("delta").option("versionAsOf", version).load(uri)
+    return rows.where(rows[RELATION_COLUMN].isin(*relations)) if RELATION_COLUMN in rows.columns and relations else rows
+
+
 @dataclass(frozen=True, slots=True)
 class SparkRowReader:
     """Reads rows of a target that delta-rs cannot read."""
@@ -103,7 +113,7 @@ class SparkRowReader:
 
         key: name of a column; only rows whose value in it is one of `values` are read. None: all rows are read.
         """
-        frame = self.spark.read.format("delta").option("versionAsOf", version).load(self.uri)
+        frame = frame_at(self.spark, self.uri, version)
         if key is not None:
             wanted = self.spark.createDataFrame(pa.table({_WANTED: pc.unique(values)}))
             frame = frame.join(wanted, frame[backticked(key)] == wanted[_WANTED], "left_semi")
