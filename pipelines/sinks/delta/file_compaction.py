@@ -11,7 +11,7 @@ too. No merge may run during `commit`, which takes as long as a small merge.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
@@ -108,15 +108,9 @@ def write(
         contents = [pq.ParquetFile(file, coerce_int96_timestamp_unit="us") for file in files]
         schema = _common_schema((content.schema_arrow for content in contents), columns)
         writer = opened.enter_context(pq.ParquetWriter(sink, schema, **parquet_options(schema, _sample(contents))))
-        for source, content in zip(sources, contents, strict=True):
-            starts.append(statistics.rows)
-            deleted, first = rows_of(source.deleted).astype(np.int64), 0
-            for batch in content.iter_batches(batch_size=_BATCH, use_threads=False):
-                rows = _in_schema(_live_rows(batch, deleted, first), schema)
-                first += batch.num_rows
-                writer.write_batch(rows, row_group_size=_ROW_GROUP)
-                statistics.add(rows)
-                pace(source.add["size"] * batch.num_rows // content.metadata.num_rows)
+        for rows in _joined(_copied(sources, contents, schema, starts, pace)):
+            writer.write_batch(rows, row_group_size=_ROW_GROUP)
+            statistics.add(rows)
     written = sink.getvalue()
     storage.write(path, written)
     hit("delta_rewrite_written")
@@ -163,6 +157,42 @@ def _sample(contents: Sequence[pq.ParquetFile]) -> pa.Table:
     return found.cast(plain_schema(found.schema))
 
 
+def _copied(
+    sources: Sequence[LiveFile],
+    contents: Sequence[pq.ParquetFile],
+    schema: pa.Schema,
+    starts: list[int],
+    pace: Callable[[int], None],
+) -> Iterator[pa.RecordBatch]:
+    """Yield the live rows of the old files in their order; append to `starts` the row number at which each begins."""
+    copied = 0
+    for source, content in zip(sources, contents, strict=True):
+        starts.append(copied)
+        deleted, first = rows_of(source.deleted).astype(np.int64), 0
+        for batch in content.iter_batches(batch_size=_BATCH, use_threads=False):
+            rows = _in_schema(_live_rows(batch, deleted, first), schema)
+            first += batch.num_rows
+            copied += rows.num_rows
+            yield rows
+            pace(source.add["size"] * batch.num_rows // content.metadata.num_rows)
+
+
+def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows in batches of at least _BATCH rows, the last one excepted.
+
+    To write and describe a batch of a few rows takes as long as one of a thousand rows.
+    """
+    gathered, count = list[pa.RecordBatch](), 0
+    for batch in batches:
+        gathered.append(batch)
+        count += batch.num_rows
+        if count >= _BATCH:
+            yield pa.concat_batches(gathered)
+            gathered, count = [], 0
+    if gathered:
+        yield pa.concat_batches(gathered)
+
+
 def _without(storage: TableStorage, file: LiveFile, deleted: BitMap) -> LiveFile:
     """Write a deletion vector for the rows `deleted` of a file, and return the file with this vector."""
     if not deleted:
@@ -196,6 +226,8 @@ def _live_rows(batch: pa.RecordBatch, deleted: np.ndarray, first: int) -> pa.Rec
 
 
 def _in_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    if batch.schema.equals(schema):
+        return batch
     columns = [
         batch[field.name].cast(field.type) if field.name in batch.schema.names else pa.nulls(batch.num_rows, field.type)
         for field in schema
