@@ -87,9 +87,10 @@ class BackgroundRewriter:
         if target is None or running.table not in self._indexed.opened(target):
             running.table.index.discard(done.entries)
             return False
+        since = target.version
         if not running.table.commit_rewrite(done, {APP_ID: target.identity}, target.all_columns):
             return False
-        target.refresh()
+        target.record_commit_without_delta_rs(None, since, running.table.files.version)
         return True
 
     def start_merge_of_small_files(self, target: DeltaTarget) -> bool:

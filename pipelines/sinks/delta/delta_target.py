@@ -375,25 +375,27 @@ class DeltaTarget:
         # delta-rs searches `_delta_log` each time, for 5 ms if there is no such `txn`
         return self.cached(application, lambda: self.table.transaction_version(application))
 
-    def record_commit(self, application: str, position: int, since: int) -> None:
-        """Cache the position of a `txn` that this process has just committed.
+    def record_commit(self, marker: TxnMarker | None, since: int) -> None:
+        """Keep the cache after a commit that this process has just made; None: the commit has no `txn`.
 
-        The commit must change only rows, so the cached columns and properties stay valid. since: the version before the
-        commit. Does nothing if another client committed after `since`, or if the cache is of an earlier version.
+        The commit must change only rows or files, so the cached columns and properties stay valid. since: the version
+        before the commit. Does nothing if another client committed after `since`, or if the cache is of an earlier
+        version.
         """
         if self.version == since + 1 and self._cached_version == since:
             kept = {name: value for name, value in self._cache.items() if name not in _CHANGED_WITH_ROWS}
-            self._cached_version, self._cache = self.version, kept | {application: int(position)}
+            committed = {} if marker is None else {marker.app_id: int(marker.version)}
+            self._cached_version, self._cache = self.version, kept | committed
 
-    def record_commit_without_delta_rs(self, application: str, position: int, since: int, version: int) -> None:
-        """Record a commit of rows that this process made without delta-rs.
+    def record_commit_without_delta_rs(self, marker: TxnMarker | None, since: int, version: int) -> None:
+        """Record a commit that this process made without delta-rs.
 
         version: the version that the commit created. Other arguments: see record_commit.
         """
         self._version = version
         if version != since + 1:
             self._last_column_change = None
-        self.record_commit(application, position, since)
+        self.record_commit(marker, since)
 
     @property
     def is_complete(self) -> bool:

@@ -72,7 +72,7 @@ class IndexedTargets:
                 raise CommitFailedError("the target changed between the choice of the writer and the merge")
             table.merge(source, txn_action(marker.app_id, marker.version), target.columns, target.statistics_columns)
         self._committed[target.uri] = table.files.version
-        target.record_commit_without_delta_rs(marker.app_id, marker.version, since, table.files.version)
+        target.record_commit_without_delta_rs(marker, since, table.files.version)
         if target.version % CHECKPOINT_EVERY == 0:
             self._write_checkpoint(target.uri, table.files)
 

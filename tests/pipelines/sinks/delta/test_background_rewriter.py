@@ -18,7 +18,7 @@ from pipelines.sinks.delta.indexed.delta_log import LiveFiles
 from pipelines.sinks.delta.indexed.table_storage import LocalStorage
 from pipelines.sinks.delta.open_indexed_tables import IndexedTargets
 from tests.contracts.folded import gone, put
-from tests.pipelines.sinks.added_features import items_by_id
+from tests.pipelines.sinks.added_features import commit, items_by_id
 from tests.pipelines.sinks.delta.test_open_indexed_tables import Opened, create
 
 ITEMS = {number: str(number) for number in range(6)}
@@ -57,6 +57,21 @@ def test_small_files_are_merged_and_found_by_later_merges(opened: Opened, rewrit
 
     assert opened.merge(200, put(1, "new", 190), gone(2, 191)) == {0: "0", 1: "new", 3: "3", 4: "4", 5: "5"}
     assert files_of(opened) == [(1, 0), (6, 2)]
+
+
+@pytest.mark.parametrize("client_commits", [False, True])
+def test_after_a_rewrite_only_commits_of_other_clients_are_read(
+    opened: Opened, rewriter: BackgroundRewriter, *, client_commits: bool
+) -> None:
+    rewriter.start_merge_of_small_files(opened.target)
+    opened.target.cached("known", lambda: "before")
+    if client_commits:
+        commit(opened.target.uri)
+
+    assert rewriter.finish(targets(opened), wait=True)
+    assert opened.target.version == DeltaTable(opened.target.uri).version()
+    assert opened.target.cached("known", lambda: "after") == ("after" if client_commits else "before")
+    assert opened.target.transaction() == 120
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere only a process has a priority")
