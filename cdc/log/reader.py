@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
+from functools import lru_cache
 from operator import attrgetter, itemgetter
 from threading import RLock
 from typing import Any, Final, NamedTuple, Self
@@ -350,9 +351,11 @@ def read_file(
 
     The result has the given columns of LOG_SCHEMA, or all of them if `columns` is None.
     """
-    names = list(columns or LOG_SCHEMA.names)
-    schema = pa.schema([LOG_SCHEMA.field(name) for name in names])
-    return pa.concat_tables([schema.empty_table(), *stream_file(file, after, upto, names, only)])
+    names = tuple(columns or LOG_SCHEMA.names)
+    parts = list(stream_file(file, after, upto, names, only))
+    if len(parts) == 1:  # small files are read very often
+        return parts[0]
+    return pa.concat_tables([_schema(names).empty_table(), *parts])
 
 
 def stream_file(
@@ -363,7 +366,7 @@ def stream_file(
     Row groups that the statistics exclude are not read.
     """
     after = max(after, file.skip_upto)
-    schema = pa.schema([LOG_SCHEMA.field(name) for name in columns])
+    schema = _schema(tuple(columns))
     within = file.first > after and file.last <= upto
     filters = {
         "position": not within,
@@ -383,9 +386,15 @@ def stream_file(
                 if not within:
                     place = rows["position"]
                     rows = rows.filter(pc.and_(pc.greater(place, int(after)), pc.less_equal(place, int(upto))))
-                yield select_rows(rows, only).select(columns).cast(schema)
+                found = select_rows(rows, only).select(columns)
+                yield found if found.schema.equals(schema, check_metadata=True) else found.cast(schema)
     except (OSError, pa.ArrowException) as exc:
         raise unreadable_file_error(file) from exc
+
+
+@lru_cache
+def _schema(columns: tuple[str, ...]) -> pa.Schema:
+    return pa.schema([LOG_SCHEMA.field(name) for name in columns])
 
 
 def row_spans(file: LogFile) -> list[RowSpan]:
