@@ -42,6 +42,8 @@ POLL: Final = 0.5
 
 Each step sends three queries to the catalog.
 """
+IDLE_POLL: Final = 1.0
+"""POLL for a sink that is idle: the queries of its steps take a third of the CPU of an idle apply process."""
 STEP: Final = 0.1
 """Seconds between two attempts to apply a small range of the log, if the log is in an object store."""
 LOCAL_STEP: Final = 0.02
@@ -50,8 +52,9 @@ LOCAL_STEP: Final = 0.02
 An attempt without new transactions takes 0.1 ms there.
 """
 IDLE_STEP: Final = 0.05
-"""Minimum seconds between two attempts once nothing was applied for IDLE_AFTER seconds: waking up costs CPU as well."""
+"""STEP for a sink that is idle, if that is longer: waking up costs CPU as well."""
 IDLE_AFTER: Final = 2.0
+"""Seconds without a new range after which a sink is idle."""
 LOG_POLL: Final = 0.1
 """Seconds between two checks whether the change log exists; the first rows of a new pipeline wait for it."""
 COMPACTION_EXIT: Final = 5.0
@@ -187,12 +190,16 @@ def _run_sink(runner: SinkRunner, ended: Event, pause: float) -> None:
     applied_at = time.monotonic()
     while not ended.is_set():
         runner.step()
-        until = time.monotonic() + POLL
-        while (now := time.monotonic()) < until and not ended.is_set():
+        stepped_at = time.monotonic()
+        while not ended.is_set():
+            now = time.monotonic()
+            is_idle = now - applied_at >= IDLE_AFTER
+            if now - stepped_at >= (IDLE_POLL if is_idle else POLL):
+                break
             if runner.apply_small_range():
                 applied_at = now
             else:
-                ended.wait(runner.pause(pause if now - applied_at < IDLE_AFTER else max(pause, IDLE_STEP)))
+                ended.wait(runner.pause(max(pause, IDLE_STEP) if is_idle else pause))
 
 
 def _wait_for_log(definition: Definition, end: StopCondition) -> bool:

@@ -20,7 +20,7 @@ from cdc.errors import CdcError, SinkInUse
 
 PAUSE: Final = "pause"
 SILENT_AFTER: Final = 10.0
-"""Seconds without a report after which an apply process counts as dead; a running one reports twice a second."""
+"""Seconds without a report after which an apply process counts as dead; a running one reports every second."""
 CLOSE_TIMEOUT: Final = 300.0
 """Maximum seconds that a replay waits until the apply process has finished its batch and closed the sink."""
 _POLL: Final = 0.1

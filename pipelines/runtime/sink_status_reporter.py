@@ -1,4 +1,4 @@
-"""Status of the sinks of an apply process: recorded by their loops, reported to the catalog twice a second."""
+"""Status of the sinks of an apply process: recorded by their loops, reported to the catalog once or twice a second."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ from pipelines.runtime.throttle import BatchThrottle, CommitRate
 
 REPORT_EVERY: Final = 0.5
 """Seconds between two reports. A process is shown as down after five seconds without a report."""
+IDLE_REPORT_EVERY: Final = 1.0
+"""Seconds from a report without news about a sink or table to the next report."""
 
 log = structlog.get_logger("apply")
 
@@ -236,11 +238,12 @@ class ProgressReporter(Thread):
         self.error: CdcError | None = None
 
     def run(self) -> None:
-        """Report every REPORT_EVERY seconds until `ended` is set, then report once more."""
+        """Report every REPORT_EVERY or IDLE_REPORT_EVERY seconds until `ended` is set, then report once more."""
+        has_news = True
         while True:
-            stopping = self._ended.wait(REPORT_EVERY)
+            stopping = self._ended.wait(REPORT_EVERY if has_news else IDLE_REPORT_EVERY)
             try:
-                self._report("stopped" if stopping and self.error is None else self.state)
+                has_news = self._report("stopped" if stopping and self.error is None else self.state)
             except CdcError as exc:
                 self._sinks.forget()
                 self._tables.forget()
@@ -252,9 +255,10 @@ class ProgressReporter(Thread):
             if stopping:
                 return
 
-    def _report(self, state: str) -> None:
+    def _report(self, state: str) -> bool:
+        """Write a report; return whether the state of a sink or of a table has changed."""
         if self.standby():
-            return
+            return False
         self._catalog.processes.report(
             ProcessReport(
                 pipeline=self._pipeline,
@@ -267,12 +271,15 @@ class ProgressReporter(Thread):
         )
         now, sinks = time.monotonic(), list(self.sinks)
         progress = [found for sink in sinks if (found := sink.to_sink()) is not None]
-        for found in self._sinks.due(progress, now):
+        changed_sinks = self._sinks.due(progress, now)
+        for found in changed_sinks:
             self._catalog.sinks.record(self._pipeline, found)
-        if due := self._tables.due([table for sink in sinks for table in sink.to_tables()], now):
-            self._catalog.tables.record(self._pipeline, due)
+        changed_tables = self._tables.due([table for sink in sinks for table in sink.to_tables()], now)
+        if changed_tables:
+            self._catalog.tables.record(self._pipeline, changed_tables)
         for sink in sinks:
             letters = sink.to_dead_letters()
             if letters is not None and letters != self._mirrored.get(sink.sink):
                 self._catalog.dead_letters.mirror(self._pipeline, sink.sink, letters)
                 self._mirrored[sink.sink] = letters
+        return bool(changed_sinks or changed_tables)
