@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
-from threading import Event
+from threading import Event, Thread
 from types import FrameType
 from typing import Final
 
@@ -35,6 +35,7 @@ from pipelines.runtime.sink_status_reporter import ProgressReporter
 from pipelines.sink_factory import without_throttle
 from pipelines.sink_lifecycle import SinkRunner
 from pipelines.sink_parts import SinkParts
+from pipelines.sinks.delta.indexed.load_kernels import load_kernels
 from pipelines.spark_on_demand import SparkOnDemand
 
 POLL: Final = 0.5
@@ -115,6 +116,8 @@ def main(definition: Definition, *, once: bool = False, check: Check | None = No
 def _run(definition: Definition, catalog: Catalog, reporter: ProgressReporter, end: StopCondition) -> None:
     cuts, pauses = CutRequests(catalog, definition.name), ReplayPauses(catalog, definition.name)
     leases = SinkLeases(catalog, definition.name)
+    kernels = Thread(target=load_kernels, name="kernels")
+    kernels.start()
     with ThreadPoolExecutor(1, thread_name_prefix="spark") as thread:
         spark, ended = SparkOnDemand.of(definition, thread), Event()
         session = partial(spark.session, "a compaction of the log is large")
@@ -134,6 +137,7 @@ def _run(definition: Definition, catalog: Catalog, reporter: ProgressReporter, e
             spark.stop()
             if compaction.is_alive():
                 compaction.join(COMPACTION_EXIT)
+            kernels.join()
 
 
 @contextmanager

@@ -94,7 +94,7 @@ WIDE = {
     "cdc.capture.reader": 24,
     "cdc.demo.run": 18,
     "pipelines.sink_loop": 13,
-    "pipelines.apply_process": 14,
+    "pipelines.apply_process": 15,
     "pipelines.views.view_worker": 15,
     # commands: each imports what it calls when it is called
     "cdc.cli.deliveries": 13,

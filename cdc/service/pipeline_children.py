@@ -18,10 +18,17 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
 }
 """Name of each process → its module and its command."""
 KERNELS: Final = "cdc.pgoutput.load_kernels:load_cached_kernels"
+KEY_KERNELS: Final = "pipelines.sinks.delta.indexed.load_kernels:load_cached_kernels"
 WITHOUT_PANDAS: Final = "cdc.process_memory:refuse_pandas"
 WITH_PANDAS: Final = "cdc.process_memory:accept_pandas"
 IMPORTS: Final[Mapping[str, tuple[str, ...]]] = {
-    "apply": (WITH_PANDAS, "cdc.cluster.spark_submit_command", "pipelines.new_sink_check", "pipelines.apply_process"),
+    "apply": (
+        WITH_PANDAS,
+        "cdc.cluster.spark_submit_command",
+        "pipelines.new_sink_check",
+        "pipelines.apply_process",
+        KEY_KERNELS,
+    ),
     "deliver": (WITHOUT_PANDAS, "cdc.cli.app", "cdc.cli.deliveries", "cdc.delivery.delivery_process"),
     "reader": (WITHOUT_PANDAS, "cdc.cli.app", "cdc.cli.run", "cdc.capture.reader_process", KERNELS),
     "server": (WITHOUT_PANDAS, "cdc.cli.app", "cdc.cli.run", "cdc.service.api.server_process"),
