@@ -6,7 +6,7 @@ import random
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from socket import socket
 from threading import Event
@@ -25,6 +25,7 @@ from tests.faults.capture import Captured, ReaderProcess, rows_with
 from tests.fixtures.postgres import open_session, rows_of, run_sql
 from tests.fixtures.replicated_postgres import OFTEN, ClusterMember, dsn_of_all
 from tests.fixtures.waiting import until
+from tests.pipelines.apply_thread import ApplyThread, run_verify
 
 SLOT = "cdc_bank"
 ROUNDS = 20
@@ -127,6 +128,7 @@ class CapturedBank(Captured):
         self.path.write_text(
             f"version: 1\nname: held\nsource:\n  dsn: '{self.dsn}'\n  slot: {{name: {slot}, failover: true}}\n"
             f"  heartbeat: 300ms\n{more}tables: [{{match: '{tables}'}}]\nlog: {{path: '{self.folder}/log'}}\n"
+            f"sinks:\n- {{name: lake, type: delta, path: '{self.folder}/lake/{{schema}}/{{table}}'}}\n"
         )
 
     def has_begun(self) -> bool:
@@ -167,21 +169,24 @@ class CapturedBank(Captured):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_twenty_promotions_at_random_moments_lose_and_double_nothing(
-    tmp_path: Path, postgres: EmbeddedPostgres, seed: int
+    tmp_path: Path, postgres: EmbeddedPostgres, seed: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert postgres.version >= 17
     moments, bank = random.Random(seed), Bank(tmp_path / "servers")
     try:
         held = CapturedBank(tmp_path, dsn_of_all(bank.primary, bank.standby), slot=SLOT)
         waits, lossy = [], 0
-        with ReaderProcess(held) as reader:
+        with ExitStack() as running:
+            reader = running.enter_context(ReaderProcess(held))
             until(held.has_begun, reader.output)
+            running.enter_context(ApplyThread(held, reports=("apply",)))
             for number in range(ROUNDS):
                 kind = KINDS[number % len(KINDS)] if number < len(KINDS) else moments.choice(KINDS)
                 seconds, lost = one_promotion(bank, held, kind, moments)
                 waits.append(seconds)
                 lossy += lost
                 until(lambda: held.is_source(bank.primary), reader.output)
+                verify_all(held, capsys)
                 bank.standby = bank.another_standby()
             assert reader.child.poll() is None
         print([round(seconds, 2) for seconds in waits])
@@ -190,6 +195,13 @@ def test_twenty_promotions_at_random_moments_lose_and_double_nothing(
         assert max(waits) < CONTINUES_WITHIN
     finally:
         bank.close()
+
+
+def verify_all(held: CapturedBank, capsys: pytest.CaptureFixture[str]) -> None:
+    """`cdc verify` says that the lake has every row of the source."""
+    status, found = run_verify(held, capsys)
+    assert status == 0, found
+    assert {table["topic"] for table in found["result"]["tables"] if table["equal"]} == {f"public.{t}" for t in TABLES}
 
 
 def one_promotion(bank: Bank, held: CapturedBank, kind: str, moments: random.Random) -> tuple[float, bool]:
