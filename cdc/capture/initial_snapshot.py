@@ -18,7 +18,7 @@ earlier epochs are assigned to a wrong table or column.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Any, Final
@@ -44,7 +44,15 @@ from cdc.postgres.connection import connect
 from cdc.postgres.copy_in_snapshot import begin_snapshot, lock_tables
 from cdc.postgres.publication import ensure_publication, published_rows, published_schemas
 from cdc.postgres.replication import SystemIdentity, identify_system
-from cdc.postgres.slot import ExportedSnapshot, SlotStatus, copy_lock, create_recorded_slot, drop_slot, slot_status
+from cdc.postgres.slot import (
+    DraftSlot,
+    ExportedSnapshot,
+    SlotStatus,
+    copy_lock,
+    create_draft_slot,
+    drop_slot,
+    slot_status,
+)
 from cdc.postgres.source_state import read_source_state
 from cdc.postgres.sql_ascii import copy_text_repair
 from cdc.postgres.sqlstate import map_errors
@@ -145,7 +153,7 @@ def take_initial_snapshot(
                 f"no table of the source matches 'tables' {list(source.patterns)!r}",
                 remedy="correct 'tables' in the definition",
             )
-        starting_slot = _StartingSlot(source, SlotClaim.of(root, writer), identify_system(source.dsn))
+        starting_slot = StartingSlot(source, SlotClaim.of(root, writer), identify_system(source.dsn))
         adopted = starting_slot.check(conn)
         ensure_publication(conn, source.publication, [name for _, name in tables], control=source.control)
         with ExitStack() as opened:
@@ -207,7 +215,7 @@ def _copy_tables(
 
 
 @dataclass(frozen=True, slots=True)
-class _StartingSlot:
+class StartingSlot:
     """The slot at which an epoch begins; the caller has the lock that excludes other snapshots from this slot."""
 
     source: SourceSettings
@@ -226,15 +234,16 @@ class _StartingSlot:
             check_replaceable(slot, self.claim, self.identity)
         return None
 
-    def create(self, conn: Any) -> AbstractContextManager[ExportedSnapshot]:
-        """Create the slot; an existing slot that belongs to the log is replaced."""
-        return create_recorded_slot(
-            conn,
-            self.source.dsn,
-            self.source.slot,
-            lambda new_slot: self._replace(conn, new_slot),
-            failover=self.source.failover,
-        )
+    @contextmanager
+    def create(self, conn: Any) -> Iterator[ExportedSnapshot]:
+        """Create the slot, and yield its exported snapshot; an existing slot that belongs to the log is replaced."""
+        with create_draft_slot(self.source.dsn) as draft:
+            self.keep(conn, draft)
+            yield draft.snapshot
+
+    def keep(self, conn: Any, draft: DraftSlot) -> None:
+        """Make the draft the slot of the log; an existing slot that belongs to the log is replaced."""
+        draft.keep(conn, self.source.slot, lambda new: self._replace(conn, new), failover=self.source.failover)
 
     def _replace(self, conn: Any, new_slot: SlotStatus) -> None:
         """Drop the previous slot, just before the new slot is created, and write the slot record of the new slot."""

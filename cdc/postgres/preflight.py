@@ -205,7 +205,7 @@ def _settings(source: _Source) -> Iterator[PreflightProblem]:
             "the server",
             "ALTER SYSTEM SET wal_level = 'logical';",
         )
-    # the initial snapshot needs a second slot temporarily, see create_recorded_slot
+    # the initial snapshot needs a second slot temporarily, see DraftSlot
     slots = 2 if source.wants.create_slot else 1
     for name, limit, used, needed in (
         ("max_replication_slots", source.max_slots, source.slots, slots),

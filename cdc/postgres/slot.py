@@ -183,29 +183,40 @@ def create_slot(
         yield _create(conn, dsn, command, timeout)
 
 
-@contextmanager
-def create_recorded_slot(
-    conn: psycopg.Connection, dsn: str, name: str, record: Callable[[SlotStatus], None], *, failover: bool = False
-) -> Iterator[ExportedSnapshot]:
-    """Create a permanent slot as the copy of a temporary slot, and yield the exported snapshot of the temporary slot.
+@dataclass(frozen=True, slots=True)
+class DraftSlot:
+    """A temporary slot that can become a permanent one, and the snapshot of the database at its consistent point."""
 
-    The snapshot can be used inside the block. Before the permanent slot is created, `record` is called with the status
-    that the slot will have. So if the process is killed, either there is no permanent slot, or its positions are
-    recorded. Two free slots are needed until the block ends. Raises the errors of `create_slot`.
-    """
-    draft = f"cdc_draft_{uuid.uuid4().hex[:12]}"
-    with create_slot(dsn, draft, temporary=True) as snapshot:
-        draft_status = slot_status(conn, draft)
+    dsn: str
+    name: str
+    snapshot: ExportedSnapshot
+
+    def keep(
+        self, conn: psycopg.Connection, name: str, record: Callable[[SlotStatus], None], *, failover: bool = False
+    ) -> None:
+        """Create a permanent slot with the positions of this slot.
+
+        Before the permanent slot is created, `record` is called with the status that the slot will have. So if the
+        process is killed, either there is no permanent slot, or its positions are recorded.
+        """
+        draft_status = slot_status(conn, self.name)
         if draft_status is None:
-            raise SlotMissing(f"the reader's slot was not created: its temporary slot {draft!r} no longer exists")
+            raise SlotMissing(f"the reader's slot was not created: its temporary slot {self.name!r} no longer exists")
         record(replace(draft_status, name=name, active=False, active_pid=None))
         hit("slot_recorded")
         with map_errors():
-            conn.execute("SELECT FROM pg_copy_logical_replication_slot(%s, %s, false)", [draft, name])
+            conn.execute("SELECT FROM pg_copy_logical_replication_slot(%s, %s, false)", [self.name, name])
         hit("slot_created")
         if failover:
-            _enable_failover(dsn, name)
-        yield snapshot
+            _enable_failover(self.dsn, name)
+
+
+@contextmanager
+def create_draft_slot(dsn: str) -> Iterator[DraftSlot]:
+    """Create a temporary slot, which exists inside the block; raises the errors of `create_slot`."""
+    name = f"cdc_draft_{uuid.uuid4().hex[:12]}"
+    with create_slot(dsn, name, temporary=True) as snapshot:
+        yield DraftSlot(dsn, name, snapshot)
 
 
 def _enable_failover(dsn: str, name: str) -> None:
