@@ -6,7 +6,7 @@ stays readable while apply continues, because a version of a Delta table and an 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
@@ -89,7 +89,10 @@ class FoldedLog:
     """The tables of one sink as they should be at a position, computed by folding the log."""
 
     log: LogReader
-    sink: DeltaSinkDefinition | SearchSinkDefinition
+    sink: str
+    """Name of the sink; rows that are addressed to another sink are left out."""
+    globs: Sequence[str]
+    """Globs of the topics that the sink contains."""
     upto: Position
     spark: Callable[[], SparkSession]
     """Returns the Spark session and starts it at the first call; used only for a table with more than `large` rows."""
@@ -97,7 +100,7 @@ class FoldedLog:
 
     def tables(self) -> list[TableContents]:
         """Return what the log contains of each table of the sink, up to the position."""
-        return read_contents(self.log, self.upto, sink=self.sink.name, globs=self.sink.tables)
+        return read_contents(self.log, self.upto, sink=self.sink, globs=self.globs)
 
     def folded(self, table: TableContents) -> Iterator[pa.Table]:
         """Return the folded rows of a table in parts with the schema FOLDED_ARROW. Spark folds a large table."""
@@ -108,15 +111,15 @@ class FoldedLog:
             import_module("pipelines.replaying.latest_rows"),
             import_module("pipelines.source.data_source"),
         )
-        rows = source.rows_between(self.spark(), self.log, self.sink.tables, Position(0), self.upto)
-        parts: Iterator[pa.Table] = folding.fold_parts(rows, table, self.sink.name)
+        rows = source.rows_between(self.spark(), self.log, self.globs, Position(0), self.upto)
+        parts: Iterator[pa.Table] = folding.fold_parts(rows, table, self.sink)
         return parts
 
     def _fold_here(self, table: TableContents) -> pa.Table:
         only = TableSelection(relations=(table.relation, table.relation))
         read = self.log.rows(Position(0), self.upto, only=only)
         rows = pa.Table.from_batches(read, LOG_SCHEMA).filter(pc.field("relation") == table.relation)
-        folded = fold(rows, sink=self.sink.name).filter(pc.field("op").isin(["u", "d"]))
+        folded = fold(rows, sink=self.sink).filter(pc.field("op").isin(["u", "d"]))
         if not table.schema.key and folded.num_rows:
             folded = net_changes(folded, table.schema)
         return folded.filter(pc.field("op") == "u").cast(FOLDED_ARROW)

@@ -139,7 +139,7 @@ def _views(definition: Definition, options: VerifyOptions) -> tuple[TableVerdict
     found: list[TableVerdict] = []
     if not definition.views:
         return ()
-    with _lazy_session(definition) as spark:
+    with lazy_session(definition) as spark:
         if not options.sinks or NAME_OF_VIEWS in options.sinks:
             views = import_module("pipelines.verification.views")  # imported late: it needs the analysis of SQL
             found += views.compare_views(definition, options.tables, spark, options.listed)
@@ -295,7 +295,7 @@ def _oid(record: TableRecord) -> int:
 def _verify_against_log(definition: Definition, options: VerifyOptions) -> VerifyReport:
     sinks = select_sinks(definition, options)
     log = LogReader(definition.log.root)
-    with _lazy_session(definition) as spark:
+    with lazy_session(definition) as spark:
         verdicts, positions = list[TableVerdict](), [log.durable or Position(0)]
         for sink in sinks:
             try:
@@ -327,7 +327,7 @@ def _compare_sink_with_log(
     spark: Callable[[], SparkSession],
 ) -> Iterator[TableVerdict]:
     upto = Position(at_rest.record.position)
-    state = FoldedLog(log, sink, upto, spark, options.large)
+    state = FoldedLog(log, sink.name, sink.tables, upto, spark, options.large)
     targets = targets_at_rest(log, sink, at_rest)
     for table in state.tables():
         if table.schema.removed or not _is_selected(table.topic, sink, options):
@@ -344,7 +344,7 @@ def _compare_sink_with_log(
 
 
 @contextmanager
-def _lazy_session(definition: Definition) -> Iterator[Callable[[], SparkSession]]:
+def lazy_session(definition: Definition) -> Iterator[Callable[[], SparkSession]]:
     """Yield a function that starts the Spark session at its first call; the session stops at the end of the block."""
     started: list[SparkSession] = []
 

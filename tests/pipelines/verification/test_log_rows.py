@@ -83,8 +83,8 @@ def test_without_its_source_every_sink_is_compared_with_the_log_and_mismatches_a
 @pytest.mark.slow
 def test_a_large_table_is_folded_by_spark_to_the_same_rows(captured: Captured, spark: SparkSession) -> None:
     sink = captured.definition.sinks[0]
-    state = FoldedLog(captured.log, sink, captured.log.durable or Position(0), lambda: spark, large=0)
-    here = FoldedLog(captured.log, sink, state.upto, lambda: spark)
+    state = FoldedLog(captured.log, sink.name, sink.tables, captured.log.durable or Position(0), lambda: spark, large=0)
+    here = FoldedLog(captured.log, sink.name, sink.tables, state.upto, lambda: spark)
     for table in state.tables():
         sides = [
             sorted(str((row["key"], sorted(row["after"]))) for part in one.folded(table) for row in part.to_pylist())
