@@ -26,6 +26,9 @@
     │   ├── SourceCloned            the log is ahead of the promotion, and the slot is not a synchronized one
     │   ├── TransactionsLost        the promoted server does not have the last transactions of the log
     │   ├── SourceInRecovery        retried: a standby that is not promoted yet
+    │   ├── SourceStillWritten      a move leaves a server that is still written to
+    │   ├── MovedRowsDiffer         exit 4: tables of the server to which the source moves differ from the log
+    │   ├── SlotAtNewServer         the server to which the source moves has another slot of the same name
     │   ├── SlotUnsuitable          physical, or of another plugin or database
     │   ├── PublicationMissing
     │   ├── PublicationNarrowed     no longer contains a captured table
@@ -376,7 +379,10 @@ class SourceReplaced(SourceError):
     """The source's system identifier differs from that of the cluster from which the log was written."""
 
     code = "CDC-2106"
-    remedy = "point source.dsn at the log's cluster; after an upgrade run 'cdc slots recover -c FILE --new-epoch'"
+    remedy = (
+        "point source.dsn at the log's cluster; after an upgrade, or a switch-over to a logical replica, run "
+        "'cdc source move -c FILE --to DSN'"
+    )
 
 
 class TimelineChanged(SourceError):
@@ -449,6 +455,34 @@ class SourceInRecovery(SourceError):
     remedy = (
         "promote the standby, or point source.dsn at the primary; the reader waits. To capture from the standby "
         "itself, begin with a slot of its own: 'cdc slots recover -c FILE --new-epoch'"
+    )
+
+
+class SourceStillWritten(SourceError):
+    """The server that a move leaves is still written to, so the log cannot have all of its transactions."""
+
+    code = "CDC-2127"
+    remedy = "stop the writers, end the sessions that the message names, then run the command again"
+
+
+class MovedRowsDiffer(SourceError):
+    """Tables of the new server do not have the rows of the log, so the log cannot continue there without a copy."""
+
+    code = "CDC-2128"
+    exit_code = ExitCode.FINDING
+    remedy = (
+        "wait until the new server has every change of the former one, then run the command again; with --resync the "
+        "log continues there, and the reader copies the tables that differ"
+    )
+
+
+class SlotAtNewServer(SourceError):
+    """The server to which the log moves has a slot of the pipeline's name, and nothing proves whose slot it is."""
+
+    code = "CDC-2129"
+    remedy = (
+        "if pg_upgrade copied the slot, or no other consumer reads it, drop it on the new server, then run the command "
+        "again; otherwise set another source.slot.name"
     )
 
 

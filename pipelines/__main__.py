@@ -1,6 +1,6 @@
 """The command line `python -m pipelines VERB -c FILE`. Some commands of cdc run it as a child process.
 
-The verbs are apply, verify, replay, compact and check.
+The verbs are apply, verify, replay, compact, check and move.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import gc
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -97,7 +98,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     check.set_defaults(run=_check)
     check.add_argument("--json", action="store_true", help="print one JSON envelope")
-    for verb in (apply, verify, replay, compact, check):
+    move = _move_parser(verbs)
+    for verb in (apply, verify, replay, compact, check, move):
         verb.add_argument(
             "-c", "--config", type=Path, default=DEFAULT_CONFIG, help="read the pipeline from this definition file"
         )
@@ -148,6 +150,16 @@ def _verify_parser(verbs: Any) -> argparse.ArgumentParser:
         "--json", action="store_true", help="print one JSON envelope; with --every, print one for each range of keys"
     )
     return verify
+
+
+def _move_parser(verbs: Any) -> argparse.ArgumentParser:
+    move: argparse.ArgumentParser = verbs.add_parser("move", help="continue the log on another source server")
+    move.set_defaults(run=lambda arguments: import_module("pipelines.verification.move_source").run(arguments))
+    move.add_argument("--to", default=os.environ.get("CDC_MOVE_TO"), help="DSN of the new server; default $CDC_MOVE_TO")
+    move.add_argument("--check", action="store_true", help="only compare; change nothing")
+    move.add_argument("--resync", action="store_true", help="copy tables that differ, instead of refusing the move")
+    move.add_argument("--json", action="store_true", help="print one JSON envelope")
+    return move
 
 
 def _replay_parser(verbs: Any) -> argparse.ArgumentParser:

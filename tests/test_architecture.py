@@ -108,6 +108,7 @@ WIDE = {
     "cdc.capture.failover": 19,
     "cdc.capture.initial_snapshot": 27,
     "cdc.capture.operator_recovery": 19,
+    "cdc.capture.source_move": 21,
     "cdc.capture.startup_checks": 26,
     "cdc.log.audit.drop_file": 18,
     "pipelines.new_sink_check": 14,

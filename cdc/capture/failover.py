@@ -34,6 +34,7 @@ from cdc.capture.resume_checks import (
     RECOVER,
     captured_oids,
     check_promotion,
+    check_source,
     find_lost_transactions,
     lineage_of,
     lost_text,
@@ -42,7 +43,7 @@ from cdc.capture.settings import ReaderSettings, reader_settings
 from cdc.catalog import Catalog
 from cdc.config import Definition
 from cdc.config.source import OnFailover
-from cdc.errors import CatalogUnavailable, LogTrimmed, SlotInUse, TransactionsLost
+from cdc.errors import CatalogUnavailable, LogTrimmed, SlotInUse, SourceCloned, SourceRestored, TransactionsLost
 from cdc.failpoint import hit
 from cdc.log.disk_format import CommitInfo
 from cdc.log.reader import LogReader, read_file
@@ -136,7 +137,7 @@ def _record_promotion(settings: ReaderSettings, *, accepted: bool) -> FollowedPr
         text = lost_text(last, state, lost_from)
         if source.on_failover is OnFailover.STOP and not accepted:
             raise TransactionsLost(text)
-        lost = _lost_transactions(view, last, lost_from, text)
+        lost = lost_transactions(view, last, lost_from, text)
         tables = list(_tables_at_switch(view, last, lost_from, lost, _state_of_tables(settings, state, lost_from)))
         position = Position.of(lost_from.switch_point - 1, last.last.epoch + 1)
         commit = SnapshotCommit(writer, position)
@@ -191,6 +192,28 @@ def accept_promotion(definition: Definition) -> FollowedPromotion | None:
     return follow_promotion(definition, accepted=True)
 
 
+def check_succession(definition: Definition) -> None:
+    """Raise an error unless the source, which has the system identifier of the log, has all transactions of the log.
+
+    For a server that does not have them, the error says how many rows of the log have to be read again, by table.
+    """
+    view, source = LogReader(definition.log.root), definition.source
+    last = view.last_commit
+    assert last is not None, "the caller has checked that the log is not empty"  # noqa: S101
+    oids = captured_oids(view.schemas())
+    state = read_source_state(source.current_dsn(), source.slot.name, source.publication.name, oids)
+    try:
+        check_source(view.identity, last, state)
+    except (TransactionsLost, SourceRestored, SourceCloned) as exc:
+        lost_from = find_lost_transactions(view.identity, last, state)
+        if lost_from is None:
+            raise
+        schemas, lost = view.schemas(), lost_transactions(view, last, lost_from, exc.message)
+        rows = sorted((schemas[relation].topic, count) for relation, count in lost.rows.items())
+        listed = ", ".join(f"{topic} ({count:,} rows of the log)" for topic, count in rows) or "no table"
+        raise type(exc)(f"{exc.message}; rows that have to be read again: {listed}", remedy=exc.remedy) from exc
+
+
 def report_promotion(found: FollowedPromotion, pipeline: str, process_metrics: metrics.Metrics) -> None:
     """Write the log message and the metrics of a promotion that lost transactions."""
     process_metrics.add(metrics.LOST_TRANSACTIONS, found.transactions, pipeline)
@@ -207,7 +230,7 @@ def report_promotion(found: FollowedPromotion, pipeline: str, process_metrics: m
     )
 
 
-def _lost_transactions(view: LogReader, last: CommitInfo, lost_from: TimelineSwitch, text: str) -> LostTransactions:
+def lost_transactions(view: LogReader, last: CommitInfo, lost_from: TimelineSwitch, text: str) -> LostTransactions:
     """Count the rows of the log behind the switch point; raise TransactionsLost if single changes were trimmed."""
     after = _last_common(last, lost_from)
     try:

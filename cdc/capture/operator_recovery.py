@@ -49,11 +49,11 @@ def begin_epoch(definition: Definition) -> dict[str, Any]:
     reader streams, and SlotNotOwned, SlotNotCreated, SlotBlocked or PreflightFailed.
     """
     settings = reader_settings(definition)
-    writer = _open_writer(definition)
+    writer = open_log_writer(definition)
     before = writer.durable
     if before is None:
         raise LogError("slot recovery is not possible: the log is empty", remedy=START_READER)
-    _idle_slot(definition)
+    idle_slot(definition)
     _record_slot_for_replacement(settings, writer)
     write_pending_epoch(settings.log, PendingEpoch(before.epoch + 1, "requested with cdc slots recover"))
     hit("after_intent")
@@ -135,17 +135,12 @@ def skip_to_lsn(definition: Definition, lsn: Lsn, tables: Sequence[str]) -> dict
     The log advances first, because a slot behind the log is normal and a slot ahead of the log means a gap. After a
     crash the function can be called again: it advances the log and the slot only if they are behind `lsn`.
     """
-    writer = _open_writer(definition)
+    writer = open_log_writer(definition)
     last = writer.last_commit
     if last is None:
         raise LogError("slot recovery is not possible: the log is empty", remedy=START_READER)
-    intent = read_pending_epoch(definition.log.root)
-    if intent is not None and intent.epoch > last.last.epoch:
-        raise StateConflict(
-            f"the log cannot be continued yet: epoch {intent.epoch} was requested and has not begun",
-            remedy="run 'cdc slots recover -c FILE --new-epoch', or start the reader, which also begins the epoch",
-        )
-    slot = _idle_slot(definition)
+    check_no_pending_epoch(definition, last)
+    slot = idle_slot(definition)
     if slot is None:
         raise SlotMissing(
             f"slot {definition.source.slot.name!r} does not exist, so it cannot be advanced; the log is at {last.last}"
@@ -186,7 +181,18 @@ def _mark_for_resync(writer: LogWriter, tables: Sequence[TableSchema], last: Com
     commit.commit(last.commit_source)
 
 
-def _open_writer(definition: Definition) -> LogWriter:
+def check_no_pending_epoch(definition: Definition, last: CommitInfo) -> None:
+    """Raise StateConflict if a new epoch was requested and has not begun; last: last commit of the log."""
+    intent = read_pending_epoch(definition.log.root)
+    if intent is not None and intent.epoch > last.last.epoch:
+        raise StateConflict(
+            f"the log cannot be continued yet: epoch {intent.epoch} was requested and has not begun",
+            remedy="run 'cdc slots recover -c FILE --new-epoch', or start the reader, which also begins the epoch",
+        )
+
+
+def open_log_writer(definition: Definition) -> LogWriter:
+    """Open the existing log of a definition for writing."""
     LogReader(definition.log.root)  # raises LogError if there is no log: this command never creates one
     return LogWriter(definition.log.root, reader_settings(definition).limits)
 
@@ -197,7 +203,7 @@ def _open_writer(definition: Definition) -> LogWriter:
     wait=wait_fixed(0.1),
     reraise=True,
 )
-def _idle_slot(definition: Definition) -> SlotStatus | None:
+def idle_slot(definition: Definition) -> SlotStatus | None:
     """Return the status of the pipeline's slot; None if the slot does not exist.
 
     Raises SlotInUse if a process still uses the slot after RELEASE_TIMEOUT seconds.

@@ -158,6 +158,13 @@ def check_log(definition: Definition) -> None:
                 raise _error_of(fatal)
 
 
+def check_source_ready(definition: Definition) -> None:
+    """Raise PreflightFailed unless the source of the definition is ready for change capture."""
+    fatal = [problem for problem in _source(CheckSubject(definition, None, None)) if problem.fatal]
+    if fatal:
+        raise _error_of(fatal)
+
+
 def defined_tables(definition: Definition) -> list[TableSchema]:
     """Return the tables of the source that the definition matches.
 

@@ -26,7 +26,7 @@ COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {
     "backfill": ("backfill",),
     "tables": ("tables",),
     "slots": ("slots",),
-    "event_triggers": ("source",),
+    "source": ("source",),
     "log_changes": ("log", "tail"),
     "consumers": ("consumers",),
     "query": ("query",),

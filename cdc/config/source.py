@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
-from typing import Annotated, Final
+from typing import Annotated, Final, Self
 from urllib.parse import parse_qsl, unquote
 
 from pydantic import AfterValidator, Field
@@ -130,6 +130,10 @@ class Source(Model):
     """What the reader does if a promoted standby does not have the last transactions of the log: `resync` reads their
     rows or tables again, `continue` only marks these tables, `stop` ends the reader. If nothing is lost, it always
     continues."""
+
+    def moved_to(self, dsn: str) -> Self:
+        """Return these settings for another server."""
+        return self.model_copy(update={"dsn": Secret(dsn), "primary": None})
 
     def current_dsn(self) -> str:
         """Return the DSN for a new connection, read again from its secret file.

@@ -18,10 +18,12 @@ from cdc.errors import (
     CdcError,
     FormerPrimary,
     LogError,
+    SlotMissing,
     SourceCloned,
     SourceForked,
     SourceGap,
     SourceInRecovery,
+    SourceRestored,
     TransactionsLost,
 )
 from cdc.failpoint import VARIABLE
@@ -493,6 +495,52 @@ def test_a_former_primary_and_a_second_promoted_standby_are_refused(
     other.promote()
     held.point_at(other)
     refused(held, SourceForked, "two servers were promoted")
+
+
+@pytest.mark.slow
+def test_a_restored_server_is_refused_with_what_it_lost_and_only_tables_that_differ_are_copied(
+    servers: Cluster, held: CapturedCluster
+) -> None:
+    held.copy()
+    backup = servers.backup()
+    run_sql(servers.primary.dsn(), "INSERT INTO w VALUES (1, 'common')")
+    held.stream()
+    target = rows_of(servers.primary.dsn(), "SELECT pg_current_wal_lsn()::text")[0][0]
+    run_sql(servers.primary.dsn(), "INSERT INTO t VALUES (2, 'lost')", "INSERT INTO u VALUES (1), (2)")
+    held.stream()
+    servers.primary.stop()
+    restored, copies = servers.restored(backup, lsn=target), held.copies()
+    run_sql(restored.dsn(), "DELETE FROM u")
+    move = ("source", "move", "--to", restored.dsn(), "--yes", "-c", held.path, "--json")
+    error = spawn(*move).envelope["error"]
+    assert error["code"] == SourceRestored.code
+    assert "read again: public.t (1 rows of the log), public.u (2 rows of the log)" in error["message"]
+
+    with connect(restored.dsn()) as conn:  # the backup has the slot
+        drop_when_free(conn, SLOT)
+    assert spawn(*move).envelope["error"]["code"] == SlotMissing.code
+    assert spawn(*move, "--resync").envelope["ok"]
+    held.point_at(restored)
+    with ReaderProcess(held) as reader:
+        until(lambda: held.is_complete(restored), reader.output)
+    assert held.copies() == {**copies, "t": copies["t"] + 1, "u": copies["u"] + 1}
+
+
+@pytest.mark.slow
+def test_a_move_to_a_standby_waits_for_its_promotion_and_then_proves_it(
+    servers: Cluster, held: CapturedCluster, standby: ClusterMember
+) -> None:
+    move = ("source", "move", "--to", standby.dsn(), "--yes", "-c", held.path, "--json")
+    assert spawn(*move).envelope["error"]["code"] == SourceInRecovery.code
+    servers.primary.stop()
+    standby.promote()
+    before, done = held.last, spawn(*move).envelope
+    assert [step["kind"] for step in done["result"]["steps"]] == ["checked", "checked", "proved", "next"]
+    assert held.last == before
+    held.point_at(standby)
+    run_sql(standby.dsn(), "INSERT INTO u VALUES (1)")
+    held.stream()
+    assert (held.last.timeline, held.last.last.epoch) == (2, 0)
 
 
 def test_a_clone_of_the_primary_is_refused_once_the_log_is_ahead_of_it(servers: Cluster, held: CapturedCluster) -> None:
