@@ -11,8 +11,8 @@ from typing import Any, Final, TypeVar
 import psycopg
 from psycopg import conninfo
 
-from cdc.errors import MalformedDsn, SourceUnreachable
-from cdc.postgres.sqlstate import connection_failure, map_errors
+from cdc.errors import MalformedDsn, PreflightFailed, SourceUnreachable
+from cdc.postgres.sqlstate import PAST_THE_PROXY, connection_failure, map_errors
 
 PINNED: Final = {
     "datestyle": "ISO",
@@ -56,6 +56,8 @@ A proxy that lost its connection to Postgres never answers, and TCP does not det
 _T = TypeVar("_T")
 _PREFERRED: Final = dict[str, tuple[str, str]]()
 """For each list of several hosts: host and port to which the last connection of this process was made."""
+_NAME_LENGTH: Final = 63
+"""Number of characters of an application name that Postgres keeps."""
 _PORTS: Final = re.compile(r"(\d{1,5})?(,(\d{1,5})?)*", re.ASCII)
 
 
@@ -108,8 +110,10 @@ def connect(
     """
     parameters = parse_dsn(dsn)
     pinned = " ".join(f"-c {name}={value}" for name, value in PINNED.items())
-    parameters["options"] = f"{parameters.get('options', '')} {pinned}".strip()
-    parameters |= {"client_encoding": "UTF8", "application_name": application_name}
+    named = application_name.replace(" ", "\\ ")
+    parameters["options"] = f"{parameters.get('options', '')} {pinned} -c application_name={named}".strip()
+    # empty: the name arrives only with the options, so its report proves that no proxy has dropped them
+    parameters |= {"client_encoding": "UTF8", "application_name": ""}
     several = _with_preferred_host_first(parameters)
     timeouts = {"connect_timeout": CONNECT_TIMEOUT if several is None else HOST_TIMEOUT}
     for name, value in {**timeouts, **_DEAD_PEER_DETECTION}.items():
@@ -118,6 +122,7 @@ def connect(
         parameters["replication"] = "database"
     try:
         conn = _Connection.connect("", autocommit=autocommit, **parameters)
+        _check_options_arrived(conn, application_name)
         conn.answer_timeout = timeout
         if several is not None:
             _PREFERRED[several] = conn.info.host, str(conn.info.port)
@@ -126,6 +131,21 @@ def connect(
         failure = connection_failure(error, secrets=secrets_of(parameters))
     # outside of the except clause, so that libpq's own text is not the context of this error
     raise failure
+
+
+def _check_options_arrived(conn: psycopg.Connection, application_name: str) -> None:
+    """Raise PreflightFailed if the session does not have the pinned settings.
+
+    PgBouncer with `ignore_startup_parameters = options` drops them. Values would then have another text form, and row
+    security could hide rows.
+    """
+    reported = conn.info.parameter_status("application_name") or ""
+    if reported[:_NAME_LENGTH] != application_name[:_NAME_LENGTH]:
+        conn.close()
+        raise PreflightFailed(
+            "a proxy in front of the source drops the settings of the session (startup parameter 'options')",
+            remedy=PAST_THE_PROXY,
+        )
 
 
 def _with_preferred_host_first(parameters: dict[str, Any]) -> str | None:

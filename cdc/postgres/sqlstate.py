@@ -45,6 +45,10 @@ class ErrorRule(NamedTuple):
 _FAST, _SLOW, _OPERATOR, _RESYNC = ErrorCourse
 _OWN_DATABASE: Final = "set source.dsn to the slot's database, or choose another source.slot.name"
 _NEWER: Final = "use Postgres 14 or newer"
+PAST_THE_PROXY: Final = (
+    "point source.dsn at the server itself: cdc needs replication connections and the settings of its sessions, which "
+    "a proxy such as PgBouncer does not pass; applications may use the proxy"
+)
 _TOO_LARGE: Final = (
     "make the value or row smaller at the source, because a bytea from 512 MiB on or a row from 1 GiB on is too large "
     f"to be sent as text; {errors.UndecodableWal.remedy}"
@@ -85,6 +89,7 @@ RULES: Final = (
     ErrorRule("25006", "", _OPERATOR, errors.PreflightFailed, "point source.dsn at the primary"),
     ErrorRule("28", "", _SLOW, errors.SourceRejectsConnection),
     ErrorRule("3D000", "", _SLOW, errors.SourceRejectsConnection, "correct the database's name in source.dsn"),
+    ErrorRule("08", "unsupported startup parameter", _OPERATOR, errors.PreflightFailed, PAST_THE_PROXY),
     ErrorRule("08", "", _FAST, errors.SourceUnreachable),
     ErrorRule(
         "53300",

@@ -5,44 +5,44 @@ from __future__ import annotations
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import LiteralString
 
 import pyarrow.compute as pc
 import pytest
 
-from cdc.capture.startup_checks import check_log, find_problems
+from cdc.capture.startup_checks import check_log
 from cdc.catalog import Catalog
 from cdc.errors import (
-    CdcError,
     FormerPrimary,
-    LogError,
-    SlotMissing,
     SourceCloned,
     SourceForked,
     SourceGap,
     SourceInRecovery,
-    SourceRestored,
     TransactionsLost,
 )
 from cdc.failpoint import VARIABLE
-from cdc.log.disk_format import CommitInfo
 from cdc.log_row import Operation
 from cdc.postgres.connection import connect
-from cdc.postgres.embedded_server import EmbeddedPostgres
 from cdc.snapshot.backfill_documents import BACKFILL, BackfillRequest
 from cdc.stores.lake_reader import Lake
 from cdc.stores.published_record import TargetState
 from pipelines.sinks.delta.settings import Writer
 from tests.cli.command import spawn
-from tests.faults.capture import Captured, ReaderProcess, rows_with
+from tests.faults.capture import ReaderProcess, rows_with
+from tests.faults.captured_cluster import (
+    SLOT,
+    TABLES,
+    CapturedCluster,
+    captured_cluster,
+    refused,
+    synced_standby,
+)
 from tests.faults.driven_lake import drive, lake_in
 from tests.fixtures.postgres import drop_when_free, rows_of, run_sql
 from tests.fixtures.replicated_postgres import OFTEN, Cluster, ClusterMember, dsn_of_all
 from tests.fixtures.waiting import until
 
-SLOT = "cdc_shop"
 CONTINUES_WITHIN = 5.0
 """Seconds between the promotion and the first new row in the log."""
 ROWS, CHUNK = 5000, 250
@@ -51,97 +51,16 @@ SLOW_COPY = f"snapshot: {{parallel: 1, chunk_rows: {CHUNK}, max_source_load: {{b
 MAKE_SLOT: LiteralString = "SELECT pg_create_logical_replication_slot('cdc_shop', 'pgoutput')"
 SNAPSHOT: LiteralString = "SELECT pg_log_standby_snapshot()"
 STREAMED: LiteralString = "SELECT FROM pg_stat_replication_slots WHERE stream_txns > 0"
-TABLES: dict[str, LiteralString] = {
-    "t": "SELECT id::text, v FROM t",
-    "u": "SELECT id::text FROM u",
-    "w": "SELECT id::text, v FROM w",
-}
-"""The rows of each table, as the log folds them."""
-
-
-class CapturedCluster(Captured):
-    """A captured database whose slot standbys synchronize; `t`, `u` and `w` are its tables."""
-
-    below = ""
-
-    def __init__(self, folder: Path, servers: Cluster) -> None:
-        super().__init__(folder, servers.primary.dsn(), slot=SLOT)
-
-    def write(self, *, tables: str = "public.*", slot: str, more: str = "") -> None:
-        self.path.write_text(
-            f"version: 1\nname: held\nsource:\n  dsn: '{self.dsn}'\n  slot: {{name: {slot}, failover: true}}\n{more}"
-            f"tables: [{{match: '{tables}'}}]\nlog: {{path: '{self.folder}/log'}}\n{self.below}"
-        )
-
-    def point_at(self, *servers: EmbeddedPostgres, more: str = "", below: str = "") -> None:
-        """Name other servers in the definition; `more` are keys of the source, `below` those after it."""
-        self.below = below
-        self.dsn = servers[0].dsn() if len(servers) == 1 else dsn_of_all(*servers)
-        self.write(slot=SLOT, more=more)
-
-    @property
-    def last(self) -> CommitInfo:
-        """Of the log."""
-        found = self.log.last_commit
-        assert found is not None
-        return found
-
-    def states(self) -> dict[str, str]:
-        """Of the tables, as the log has them."""
-        return {schema.name: schema.state.value for schema in self.log.schemas().values()}
-
-    def copies(self) -> dict[str, int]:
-        """How many full copies of each table have ended; after the keys of lost transactions were read, none has."""
-        found = rows_with(self.log, pc.field("op") == Operation.GENERATION.value, "topic", "payload")
-        topics = [str(row["topic"]) for row in found if int(row["payload"])]
-        return {topic.removeprefix("public."): topics.count(topic) for topic in topics}
-
-    def is_complete(self, server: EmbeddedPostgres) -> bool:
-        """Whether the log folds to the rows of the server, and no table waits to be read again."""
-        return self.is_source(server) and set(self.states().values()) == {"live"}
-
-    def is_source(self, server: EmbeddedPostgres) -> bool:
-        """Whether the log folds to the rows of the server; a log without its tables does not."""
-        with suppress(LogError):
-            if {schema.name for schema in self.log.schemas().values()} >= TABLES.keys():
-                return all(self.folded(name) == sorted(rows_of(server.dsn(), rows)) for name, rows in TABLES.items())
-        return False
 
 
 @pytest.fixture(name="held")
 def _held(tmp_path: Path, servers: Cluster) -> CapturedCluster:
-    """A primary with tables that are captured from later on."""
-    run_sql(
-        servers.primary.dsn(),
-        "CREATE TABLE t (id int PRIMARY KEY, v text)",
-        "CREATE TABLE u (id int PRIMARY KEY)",
-        "CREATE TABLE w (id int PRIMARY KEY, v text)",
-        "INSERT INTO t VALUES (1, 'one')",
-    )
-    return CapturedCluster(tmp_path, servers)
+    return captured_cluster(tmp_path, servers)
 
 
 @pytest.fixture(name="standby")
 def _standby(servers: Cluster, held: CapturedCluster) -> ClusterMember:
-    """A standby that has the slot of the log."""
-    standby = servers.standby()
-    held.copy()
-    with held.reading() as reading:
-        run_sql(servers.primary.dsn(), "INSERT INTO w VALUES (1, 'before')")
-        reading.caught_up()
-        standby.sync_slots(SLOT)
-    return standby
-
-
-def refused(held: CapturedCluster, error: type[CdcError], says: str) -> None:
-    """Doctor and the start of a reader refuse the source; the log does not move."""
-    before = held.log.durable
-    with pytest.raises(error, match=says):
-        check_log(held.definition)
-    assert error.code in {problem.code for problem in find_problems(held.definition)}
-    with pytest.raises(CdcError):
-        held.stream()
-    assert held.log.durable == before
+    return synced_standby(servers, held)
 
 
 def test_a_clean_switch_over_and_the_way_back_continue_the_epoch(
@@ -495,52 +414,6 @@ def test_a_former_primary_and_a_second_promoted_standby_are_refused(
     other.promote()
     held.point_at(other)
     refused(held, SourceForked, "two servers were promoted")
-
-
-@pytest.mark.slow
-def test_a_restored_server_is_refused_with_what_it_lost_and_only_tables_that_differ_are_copied(
-    servers: Cluster, held: CapturedCluster
-) -> None:
-    held.copy()
-    backup = servers.backup()
-    run_sql(servers.primary.dsn(), "INSERT INTO w VALUES (1, 'common')")
-    held.stream()
-    target = rows_of(servers.primary.dsn(), "SELECT pg_current_wal_lsn()::text")[0][0]
-    run_sql(servers.primary.dsn(), "INSERT INTO t VALUES (2, 'lost')", "INSERT INTO u VALUES (1), (2)")
-    held.stream()
-    servers.primary.stop()
-    restored, copies = servers.restored(backup, lsn=target), held.copies()
-    run_sql(restored.dsn(), "DELETE FROM u")
-    move = ("source", "move", "--to", restored.dsn(), "--yes", "-c", held.path, "--json")
-    error = spawn(*move).envelope["error"]
-    assert error["code"] == SourceRestored.code
-    assert "read again: public.t (1 rows of the log), public.u (2 rows of the log)" in error["message"]
-
-    with connect(restored.dsn()) as conn:  # the backup has the slot
-        drop_when_free(conn, SLOT)
-    assert spawn(*move).envelope["error"]["code"] == SlotMissing.code
-    assert spawn(*move, "--resync").envelope["ok"]
-    held.point_at(restored)
-    with ReaderProcess(held) as reader:
-        until(lambda: held.is_complete(restored), reader.output)
-    assert held.copies() == {**copies, "t": copies["t"] + 1, "u": copies["u"] + 1}
-
-
-@pytest.mark.slow
-def test_a_move_to_a_standby_waits_for_its_promotion_and_then_proves_it(
-    servers: Cluster, held: CapturedCluster, standby: ClusterMember
-) -> None:
-    move = ("source", "move", "--to", standby.dsn(), "--yes", "-c", held.path, "--json")
-    assert spawn(*move).envelope["error"]["code"] == SourceInRecovery.code
-    servers.primary.stop()
-    standby.promote()
-    before, done = held.last, spawn(*move).envelope
-    assert [step["kind"] for step in done["result"]["steps"]] == ["checked", "checked", "proved", "next"]
-    assert held.last == before
-    held.point_at(standby)
-    run_sql(standby.dsn(), "INSERT INTO u VALUES (1)")
-    held.stream()
-    assert (held.last.timeline, held.last.last.epoch) == (2, 0)
 
 
 def test_a_clone_of_the_primary_is_refused_once_the_log_is_ahead_of_it(servers: Cluster, held: CapturedCluster) -> None:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from socket import socket
 from threading import Event
 from typing import LiteralString
 
@@ -24,6 +23,7 @@ from cdc.table import TableState
 from tests.faults.capture import Captured, ReaderProcess, rows_with
 from tests.fixtures.postgres import open_session, rows_of, run_sql
 from tests.fixtures.replicated_postgres import OFTEN, ClusterMember, dsn_of_all
+from tests.fixtures.tcp_relay import free_port
 from tests.fixtures.waiting import until
 from tests.pipelines.apply_thread import ApplyThread, run_verify
 
@@ -111,14 +111,6 @@ def is_synced(bank: Bank) -> bool:
     """Whether the slot would survive a promotion; a server writes what the slot waits for only every 15 s."""
     run_sql(bank.primary.dsn(), "SELECT pg_log_standby_snapshot()")
     return rows_of(bank.standby.dsn(), IS_SYNCED) != []
-
-
-def free_port() -> int:
-    """A port that nobody uses now."""
-    with socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class CapturedBank(Captured):

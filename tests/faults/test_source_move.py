@@ -20,7 +20,7 @@ from tests.fixtures import forked
 from tests.fixtures.moving_source import MovingSource, replicated
 from tests.fixtures.postgres import fresh_database, rows_of, run_sql
 from tests.fixtures.upgraded_postgres import UpgradedPostgres
-from tests.fixtures.waiting import until
+from tests.fixtures.waiting import PATIENCE, until
 
 POINTS = ("slot_recorded", "slot_created", "after_copy_staged", "before_move_recorded", "after_move_recorded")
 
@@ -40,7 +40,8 @@ def _held(tmp_path: Path, former: str) -> MovingSource:
 
 def move(held: MovingSource, to: str, *options: str) -> Outcome:
     """`cdc source move`, as a person runs it."""
-    return spawn("source", "move", "--to", to, "-c", held.path, "--yes", "--json", *options)
+    arguments = ("source", "move", "--to", to, "-c", held.path, "--yes", "--json", *options)
+    return Outcome(**vars(forked.run("cdc", *arguments, timeout=2 * PATIENCE)))
 
 
 def moved(held: MovingSource, to: str) -> None:

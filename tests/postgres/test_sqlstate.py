@@ -30,6 +30,7 @@ CASES: list[tuple[str, str, type[CdcError]]] = [
     ("57P01", "terminating connection due to administrator command", errors.SourceUnreachable),
     ("57P03", "the database system is starting up", errors.SourceUnreachable),
     ("08006", "connection failure", errors.SourceUnreachable),
+    ("08006", "unsupported startup parameter: replication", errors.PreflightFailed),
     ("28P01", 'password authentication failed for user "x"', errors.SourceRejectsConnection),
     ("53300", "sorry, too many clients already", errors.SourceRejectsConnection),
     ("XX000", "invalid memory alloc request size 1073741824", errors.UndecodableWal),
