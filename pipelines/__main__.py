@@ -154,8 +154,13 @@ def _verify_parser(verbs: Any) -> argparse.ArgumentParser:
 
 def _move_parser(verbs: Any) -> argparse.ArgumentParser:
     move: argparse.ArgumentParser = verbs.add_parser("move", help="continue the log on another source server")
-    move.set_defaults(run=lambda arguments: import_module("pipelines.verification.move_source").run(arguments))
-    move.add_argument("--to", default=os.environ.get("CDC_MOVE_TO"), help="DSN of the new server; default $CDC_MOVE_TO")
+    # the name in the output is that of the command of cdc
+    move.set_defaults(
+        run=lambda arguments: import_module("pipelines.verification.move_source").run(arguments), verb="source move"
+    )
+    # cdc passes the DSN in its environment variable, so that a password is in no list of processes
+    given = os.environ.get("CDC_MOVE_TO")
+    move.add_argument("--to", default=given, required=given is None, help="DSN of the new server; or $CDC_MOVE_TO")
     move.add_argument("--check", action="store_true", help="only compare; change nothing")
     move.add_argument("--resync", action="store_true", help="copy tables that differ, instead of refusing the move")
     move.add_argument("--json", action="store_true", help="print one JSON envelope")

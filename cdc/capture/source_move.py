@@ -66,9 +66,11 @@ class NewCluster:
     position: Position
     """First position of the new epoch: that of the snapshot."""
     conn: Any
+    """A connection that has the lock for copying tables with the slot, unless the cluster is only checked."""
     reading: Any
     """A connection inside a transaction that sees the snapshot."""
     writer: LogWriter
+    """The log, opened at the position at which the tables are compared; a later commit of another process fences it."""
     slot: StartingSlot
     draft: DraftSlot | None
     """The temporary slot; None if the cluster is only checked."""
