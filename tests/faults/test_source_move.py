@@ -22,6 +22,7 @@ from tests.fixtures.postgres import fresh_database, rows_of, run_sql
 from tests.fixtures.upgraded_postgres import UpgradedPostgres
 from tests.fixtures.waiting import PATIENCE, until
 
+pytestmark = pytest.mark.slow
 POINTS = ("slot_recorded", "slot_created", "after_copy_staged", "before_move_recorded", "after_move_recorded")
 
 
@@ -53,9 +54,7 @@ def moved(held: MovingSource, to: str) -> None:
     check_log(held.definition)
 
 
-@pytest.mark.parametrize(
-    "point", [pytest.param(p, marks=[] if p == "slot_created" else pytest.mark.slow) for p in POINTS]
-)
+@pytest.mark.parametrize("point", POINTS)
 def test_a_move_that_is_killed_is_finished_by_the_next_one(
     held: MovingSource, former: str, database: str, point: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -77,7 +76,6 @@ def test_a_move_that_is_killed_is_finished_by_the_next_one(
     assert slots == [("cdc_held",)]
 
 
-@pytest.mark.slow
 def test_writers_may_write_to_the_new_server_while_its_tables_are_compared(
     held: MovingSource, former: str, database: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -101,7 +99,6 @@ def test_writers_may_write_to_the_new_server_while_its_tables_are_compared(
     assert held.copies() == copies
 
 
-@pytest.mark.slow
 def test_the_reader_copies_the_tables_that_differ_and_no_other(
     held: MovingSource, former: str, database: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -119,7 +116,6 @@ def test_the_reader_copies_the_tables_that_differ_and_no_other(
     assert held.copies() == {**copies, "t": copies["t"] + 1}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("old", "new"), [(15, 16), (15, 18), (16, 18), (18, 18)])
 def test_an_upgraded_cluster_continues_the_log_without_a_copy(
     tmp_path: Path, old: int, new: int, capsys: pytest.CaptureFixture[str]
@@ -149,7 +145,6 @@ def test_an_upgraded_cluster_continues_the_log_without_a_copy(
                 assert spawn(*command, "-c", held.path, "--json").envelope["ok"], command
 
 
-@pytest.mark.slow
 def test_a_switch_over_to_a_logical_replica_continues_the_log_without_a_copy(
     held: MovingSource, former: str, database: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

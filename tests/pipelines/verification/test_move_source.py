@@ -64,6 +64,7 @@ def test_the_log_continues_on_a_logical_replica_without_a_copy(
     assert held.copies() == copies
 
 
+@pytest.mark.slow
 def test_tables_that_differ_are_named_and_only_they_are_copied(
     held: MovingSource, database: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
