@@ -13,14 +13,14 @@ from cdc.capture.startup_checks import check_log
 from cdc.errors import MovedRowsDiffer, SlotAtNewServer, SourceReplaced
 from cdc.failpoint import VARIABLE
 from cdc.postgres.embedded_server import EmbeddedPostgres, find_binaries
-from tests.cli.command import Outcome, spawn
+from tests.cli.command import spawn
 from tests.faults.capture import ReaderProcess
 from tests.faults.write_load import Load
 from tests.fixtures import forked
-from tests.fixtures.moving_source import MovingSource, replicated
+from tests.fixtures.moving_source import MovingSource, replicated, run_move
 from tests.fixtures.postgres import fresh_database, rows_of, run_sql
 from tests.fixtures.upgraded_postgres import UpgradedPostgres
-from tests.fixtures.waiting import PATIENCE, until
+from tests.fixtures.waiting import until
 
 pytestmark = pytest.mark.slow
 POINTS = ("slot_recorded", "slot_created", "after_copy_staged", "before_move_recorded", "after_move_recorded")
@@ -39,15 +39,9 @@ def _held(tmp_path: Path, former: str) -> MovingSource:
     return held
 
 
-def move(held: MovingSource, to: str, *options: str) -> Outcome:
-    """`cdc source move`, as a person runs it."""
-    arguments = ("source", "move", "--to", to, "-c", held.path, "--yes", "--json", *options)
-    return Outcome(**vars(forked.run("cdc", *arguments, timeout=2 * PATIENCE)))
-
-
 def moved(held: MovingSource, to: str) -> None:
     """Move, and set the new DSN."""
-    done = move(held, to)
+    done = run_move(held.path, to)
     assert done.envelope["ok"], done
     assert all(table["equal"] for table in done.envelope["result"]["tables"])
     held.point_at(to)
@@ -67,7 +61,7 @@ def test_a_move_that_is_killed_is_finished_by_the_next_one(
     assert held.last.last.epoch == before.epoch + (point == "after_move_recorded")
     if point != "after_move_recorded":
         held.stream()  # the former server still continues the log
-    again = move(held, database)
+    again = run_move(held.path, database)
     assert again.envelope["ok"], again
     held.point_at(database)
     held.continues(capsys)
@@ -106,9 +100,9 @@ def test_the_reader_copies_the_tables_that_differ_and_no_other(
         pass
     run_sql(database, "DELETE FROM t WHERE id = 11", "INSERT INTO t VALUES (11, 'only here', 1, now())")
     copies = held.copies()
-    refused = move(held, database)
+    refused = run_move(held.path, database)
     assert (refused.status, refused.envelope["error"]["code"]) == (4, MovedRowsDiffer.code)
-    assert move(held, database, "--resync").envelope["ok"]
+    assert run_move(held.path, database, "--resync").envelope["ok"]
     held.point_at(database)
     with ReaderProcess(held) as reader:
         until(lambda: {schema.state.value for schema in held.log.schemas().values()} == {"live"}, reader.output)
@@ -134,10 +128,10 @@ def test_an_upgraded_cluster_continues_the_log_without_a_copy(
         copies = held.copies()
         with UpgradedPostgres(tmp_path / "new", former, new) as upgraded:
             if old >= 17:  # pg_upgrade copies slots
-                refused = move(held, upgraded.dsn())
+                refused = run_move(held.path, upgraded.dsn())
                 assert refused.envelope["error"]["code"] == SlotAtNewServer.code, refused
                 run_sql(upgraded.dsn(), "SELECT pg_drop_replication_slot('cdc_held')")
-            assert move(held, upgraded.dsn(), "--check").envelope["ok"]
+            assert run_move(held.path, upgraded.dsn(), "--check").envelope["ok"]
             moved(held, upgraded.dsn())
             held.continues(capsys)
             assert held.copies() == copies
@@ -150,7 +144,7 @@ def test_a_switch_over_to_a_logical_replica_continues_the_log_without_a_copy(
 ) -> None:
     with replicated(former, database), ReaderProcess(held) as reader, Load(former) as load:
         until(lambda: load.transactions > 20, reader.output)
-        running = move(held, database)  # a reader uses the slot
+        running = run_move(held.path, database)  # a reader uses the slot
         assert running.envelope["error"]["code"] == "CDC-2101", running
     copies = held.copies()
     moved(held, database)

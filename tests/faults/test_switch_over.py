@@ -12,9 +12,9 @@ import pytest
 from cdc.capture.startup_checks import find_problems
 from cdc.errors import PreflightFailed, SlotMissing, SourceInRecovery, SourceRestored
 from cdc.postgres.connection import connect
-from tests.cli.command import spawn
 from tests.faults.capture import ReaderProcess
 from tests.faults.captured_cluster import SLOT, CapturedCluster, captured_cluster, refused, synced_standby
+from tests.fixtures.moving_source import run_move
 from tests.fixtures.pgbouncer import pgbouncer
 from tests.fixtures.postgres import drop_when_free, rows_of, run_sql
 from tests.fixtures.replicated_postgres import OFTEN, Cluster, ClusterMember
@@ -104,15 +104,14 @@ def test_a_restored_server_is_refused_with_what_it_lost_and_only_tables_that_dif
     servers.primary.stop()
     restored, copies = servers.restored(backup, lsn=target), held.copies()
     run_sql(restored.dsn(), "DELETE FROM u")
-    move = ("source", "move", "--to", restored.dsn(), "--yes", "-c", held.path, "--json")
-    error = spawn(*move).envelope["error"]
+    error = run_move(held.path, restored.dsn()).envelope["error"]
     assert error["code"] == SourceRestored.code
     assert "read again: public.t (1 rows of the log), public.u (2 rows of the log)" in error["message"]
 
     with connect(restored.dsn()) as conn:  # the backup has the slot
         drop_when_free(conn, SLOT)
-    assert spawn(*move).envelope["error"]["code"] == SlotMissing.code
-    assert spawn(*move, "--resync").envelope["ok"]
+    assert run_move(held.path, restored.dsn()).envelope["error"]["code"] == SlotMissing.code
+    assert run_move(held.path, restored.dsn(), "--resync").envelope["ok"]
     held.point_at(restored)
     with ReaderProcess(held) as reader:
         until(lambda: held.is_complete(restored), reader.output)
@@ -122,11 +121,10 @@ def test_a_restored_server_is_refused_with_what_it_lost_and_only_tables_that_dif
 def test_a_move_to_a_standby_waits_for_its_promotion_and_then_proves_it(
     servers: Cluster, held: CapturedCluster, standby: ClusterMember
 ) -> None:
-    move = ("source", "move", "--to", standby.dsn(), "--yes", "-c", held.path, "--json")
-    assert spawn(*move).envelope["error"]["code"] == SourceInRecovery.code
+    assert run_move(held.path, standby.dsn()).envelope["error"]["code"] == SourceInRecovery.code
     servers.primary.stop()
     standby.promote()
-    before, done = held.last, spawn(*move).envelope
+    before, done = held.last, run_move(held.path, standby.dsn()).envelope
     assert [step["kind"] for step in done["result"]["steps"]] == ["checked", "checked", "proved", "next"]
     assert held.last == before
     held.point_at(standby)
