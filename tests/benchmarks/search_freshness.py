@@ -86,9 +86,11 @@ def _record_of(sink: dict[str, Any]) -> Callable[[], Published | None]:
 class SeenRecords:
     """When a reader of the sink first saw each published record; a thread looks all the time inside the block."""
 
-    def __init__(self, record: Callable[[], Published | None], tables: int = TABLES) -> None:
-        """tables: number of tables that the sink has in the end."""
-        self._record, self._tables, self._stop = record, tables, Event()
+    def __init__(
+        self, record: Callable[[], Published | None], tables: int = TABLES, look_every: float = LOOK_EVERY
+    ) -> None:
+        """tables: number of tables that the sink has in the end. look_every: seconds between two looks."""
+        self._record, self._tables, self._look_every, self._stop = record, tables, look_every, Event()
         self._thread = Thread(target=self._look, daemon=True)
         self._last: Published | None = None
         self.moments: list[float] = []
@@ -116,7 +118,7 @@ class SeenRecords:
         return states.count(TargetState.STREAMING) == self._tables and durable is not None and self.position >= durable
 
     def _look(self) -> None:
-        while not self._stop.wait(LOOK_EVERY):
+        while not self._stop.wait(self._look_every):
             try:
                 record = self._record()
             except Exception:
