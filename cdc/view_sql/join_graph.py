@@ -2,6 +2,11 @@
 
 With them the rows that a few changed rows can meet are found without reading whole tables: a row of orders meets only
 items whose `order_id` is its `id`. Only a SELECT directly over tables has such a graph.
+
+A LEFT JOIN may show NULLs for a table between two others; an equality with its columns does not hold in such a row. So
+those of WHERE, which hold in every row, are followed first, the others in the order of the joins, and every table must
+have a column that is equal to one of a table before it: then all tables before a LEFT JOIN are found without the table
+that it adds. RIGHT and FULL JOIN have no such order.
 """
 
 from __future__ import annotations
@@ -36,7 +41,10 @@ class JoinGraph:
 
     tables: Mapping[str, str]
     """Alias → topic."""
+    required: frozenset[str]
+    """The aliases whose rows are in every row of the result, so that they are never NULL."""
     equal: tuple[tuple[ColumnOf, ColumnOf], ...]
+    """Equal columns: those of WHERE, then the others in the order of the joins."""
     key: Mapping[str, ColumnOf]
     """Column of the view's key → the column whose values it has; only columns that are shown as they are."""
 
@@ -51,27 +59,40 @@ class JoinGraph:
         named = [source.this if source is not None else None, *(join.this for join in joins)]
         if not all(isinstance(table, exp.Table) and table.db and not table.args.get("joins") for table in named):
             return None
-        if any(join.method == "NATURAL" for join in joins) or list(select.find_all(exp.Query))[1:]:
+        has_other_joins = any(join.method == "NATURAL" or join.side in {"RIGHT", "FULL"} for join in joins)
+        if has_other_joins or list(select.find_all(exp.Query))[1:]:
             return None
         tables = {table.alias_or_name: f"{table.db}.{table.name}" for table in named}
         if len(tables) < len(named) or not set(tables.values()) <= columns.keys():
             return None
         names = _Names(tables, columns)
-        equal = [*_of_using(joins, names), *_of_conditions(select, joins, names)]
+        equal = tuple(_equal_columns(select, joins, names))
+        required = frozenset(
+            alias
+            for alias, join in zip(tables, [None, *joins], strict=True)
+            if join is None or not (join.side or join.kind in {"SEMI", "ANTI"})
+        )
         shown = {item.alias_or_name.lower(): item.unalias() for item in select.expressions}
         found = {name: names.column(shown.get(name.lower())) for name in key}
-        return cls(tables, tuple(equal), {name: column for name, column in found.items() if column is not None})
+        shown_columns = {name: column for name, column in found.items() if column is not None}
+        return cls(tables, required, equal, shown_columns) if _is_ordered([*tables], equal) else None
 
-    def steps(self, start: str) -> list[Lookup] | None:
-        """Return how the rows of all tables are found from rows of one; None if a table has no equal column."""
+    def steps(self, start: str) -> list[Lookup]:
+        """Return how the rows of all other tables are found from rows of one."""
         known, steps = {start}, list[Lookup]()
         while len(known) < len(self.tables):
-            step = next(self._next(known), None)
-            if step is None:
-                return None
+            step = next(self._next(known))
             known.add(step.wanted.alias)
             steps.append(step)
         return steps
+
+    def path(self, start: str, end: str) -> list[Lookup]:
+        """Return those of the steps that find rows of the table `end`."""
+        found, path = {step.wanted.alias: step for step in self.steps(start)}, list[Lookup]()
+        while end != start:
+            path.append(found[end])
+            end = found[end].known.alias
+        return path[::-1]
 
     def _next(self, known: set[str]) -> Iterator[Lookup]:
         for one, other in self.equal:
@@ -108,24 +129,36 @@ class _Names:
         return next((column for column in known if column.lower() == name.lower()), None)
 
 
-def _of_using(joins: Sequence[exp.Join], names: _Names) -> Iterator[tuple[ColumnOf, ColumnOf]]:
-    aliases = list(names.tables)
-    for number, join in enumerate(joins, 1):
-        for identifier in join.args.get("using") or ():
-            wanted = names.spelled(aliases[number], identifier.name)
-            for earlier in aliases[:number]:
-                known = names.spelled(earlier, identifier.name)
-                if wanted is not None and known is not None:
-                    yield ColumnOf(earlier, known), ColumnOf(aliases[number], wanted)
-                    break
-
-
-def _of_conditions(select: exp.Select, joins: Sequence[exp.Join], names: _Names) -> Iterator[tuple[ColumnOf, ColumnOf]]:
+def _equal_columns(select: exp.Select, joins: Sequence[exp.Join], names: _Names) -> Iterator[tuple[ColumnOf, ColumnOf]]:
     where = select.args.get("where")
-    for condition in [*(join.args.get("on") for join in joins), None if where is None else where.this]:
-        found = () if condition is None else equalities_of(condition)
-        # rows that `<=>` joins by NULL are not found by values
-        for equality in (one for one in found if isinstance(one, exp.EQ)):
-            one, other = names.column(equality.this), names.column(equality.expression)
-            if one is not None and other is not None and one.alias != other.alias:
-                yield one, other
+    yield from _of_condition(None if where is None else where.this, names)
+    for number, join in enumerate(joins, 1):
+        yield from _of_using(join, number, names)
+        yield from _of_condition(join.args.get("on"), names)
+
+
+def _of_using(join: exp.Join, number: int, names: _Names) -> Iterator[tuple[ColumnOf, ColumnOf]]:
+    aliases = list(names.tables)
+    for identifier in join.args.get("using") or ():
+        wanted = names.spelled(aliases[number], identifier.name)
+        for earlier in aliases[:number]:
+            known = names.spelled(earlier, identifier.name)
+            if wanted is not None and known is not None:
+                yield ColumnOf(earlier, known), ColumnOf(aliases[number], wanted)
+                break
+
+
+def _of_condition(condition: exp.Expr | None, names: _Names) -> Iterator[tuple[ColumnOf, ColumnOf]]:
+    found = () if condition is None else equalities_of(condition)
+    # rows that `<=>` joins by NULL are not found by values
+    for equality in (one for one in found if isinstance(one, exp.EQ)):
+        one, other = names.column(equality.this), names.column(equality.expression)
+        if one is not None and other is not None and one.alias != other.alias:
+            yield one, other
+
+
+def _is_ordered(aliases: Sequence[str], equal: Sequence[tuple[ColumnOf, ColumnOf]]) -> bool:
+    """Whether every table has a column that is equal to one of a table before it."""
+    place = {alias: number for number, alias in enumerate(aliases)}
+    joined = {max(place[one.alias], place[other.alias]) for one, other in equal}
+    return len(joined) == len(aliases) - 1

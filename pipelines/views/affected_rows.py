@@ -2,6 +2,9 @@
 
 Few changes are computed from the rows that they need, which the driver reads (`needed_rows.py`). Otherwise, and for SQL
 without a join graph, Spark reads the tables at the versions of both cuts. Both ways give the same rows.
+
+The rows of a key are computed at both cuts and compared, so a key too many does no harm. Where the driver finds the
+keys without Spark, a step runs one query of Spark instead of two.
 """
 
 from __future__ import annotations
@@ -55,6 +58,17 @@ class AffectedRows:
             yield self._inputs.both(self._query.of_keys(before, _KEYS), self._query.of_keys(after, _KEYS))
 
     def _affected_keys(self) -> pa.Table:
+        if self._few is not None:
+            try:
+                found = self._few.needed().affected_keys(self._query.key)
+            except RowsNotReadable:
+                self._few = None
+            else:
+                if found is not None:
+                    return found
+        return self._affected_keys_by_spark()
+
+    def _affected_keys_by_spark(self) -> pa.Table:
         queries, (before, after) = [], self._names_for_changes()
         for number, topic in enumerate(sorted(self._changed.keys)):
             cuts = []

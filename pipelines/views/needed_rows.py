@@ -8,7 +8,7 @@ old rows in place of the changed ones.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -51,6 +51,44 @@ class NeededRows:
                 self._follow(alias, _BothCuts(change.old, change.new), found)
         return {topic: _once(parts) for topic, parts in found.items()}
 
+    def affected_keys(self, key: Sequence[str]) -> pa.Table | None:
+        """Return the keys of the view that the changed rows can meet at one of the cuts, each once.
+
+        They are the affected keys, and keys of rows that WHERE leaves out or that stay as they are. key: names of the
+        key columns. None if they are not columns of one table that every row shows, if equal keys may have different
+        bits, as -0 and 0 have, or if one is NULL, which WHERE should leave out.
+        """
+        columns = [self._graph.key[name] for name in key if name in self._graph.key]
+        if len(columns) < len(key) or len({column.alias for column in columns}) > 1:
+            return None
+        owner = columns[0].alias
+        types = [self._tables[self._graph.tables[owner]].columns.field(column.column).type for column in columns]
+        if owner not in self._graph.required or any(map(pa.types.is_floating, types)):
+            return None
+        schema = pa.schema(zip(key, types, strict=True))
+        parts = [schema.empty_table()]
+        for alias, topic in self._graph.tables.items():
+            if topic in self._changes:
+                for rows in self._meeting_keys(alias, owner, columns):
+                    values = [_as_type(one, field.type) for one, field in zip(rows.columns, schema, strict=True)]
+                    parts.append(pa.Table.from_arrays(values, schema=schema))
+        found = pa.concat_tables(parts)
+        return None if any(one.null_count for one in found.columns) else found.group_by([*key]).aggregate([])
+
+    def _meeting_keys(self, alias: str, owner: str, columns: Sequence[ColumnOf]) -> Iterator[pa.Table]:
+        """Yield values of some columns of the table `owner`, of the rows that changed rows of a table can meet."""
+        change = self._changes[self._graph.tables[alias]]
+        rows = _BothCuts(change.old, change.new)
+        path = self._graph.path(alias, owner)
+        for step in path:
+            if step is path[-1] and [step.wanted] == [*columns]:  # the values are known without the rows
+                for side in rows:
+                    yield side.select([step.known.column]).filter(side[step.known.column].is_valid())
+                return
+            rows = self._rows(step.wanted, [side[step.known.column] for side in rows])
+        for side in rows:
+            yield side.select([column.column for column in columns])
+
     def of_keys(self, keys: pa.Table) -> dict[str, pa.Table]:
         """Return topic → rows from which the rows of a view with these keys are computed."""
         name = next((name for name in keys.column_names if name in self._graph.key), None)
@@ -65,11 +103,8 @@ class NeededRows:
 
     def _follow(self, alias: str, rows: _BothCuts, found: dict[str, list[pa.Table]]) -> None:
         """Add rows of the later cut, and those of all other tables that they or the old rows can meet."""
-        steps = self._graph.steps(alias)
-        if steps is None:
-            raise RowsNotReadable("a table has no equal column")
         known = {alias: rows}
-        for step in steps:
+        for step in self._graph.steps(alias):
             values = [side[step.known.column] for side in known[step.known.alias]]
             known[step.wanted.alias] = self._rows(step.wanted, values)
         for one, its_rows in known.items():
@@ -78,7 +113,8 @@ class NeededRows:
     def _rows(self, column: ColumnOf, values: Sequence[pa.ChunkedArray]) -> _BothCuts:
         """Return the rows whose column has one of the values."""
         topic = self._graph.tables[column.alias]
-        wanted = pa.chunked_array([chunk for one in values for chunk in one.chunks], values[0].type)
+        column_type = self._tables[topic].columns.field(column.column).type
+        wanted = pa.chunked_array([chunk for one in values for chunk in _as_type(one, column_type).chunks], column_type)
         later = self._tables[topic].rows(column.column, wanted)
         self._read += later.num_rows
         if self._read > MOST_ROWS:
@@ -103,6 +139,21 @@ def at_the_earlier_cut(rows: Mapping[str, pa.Table], changes: Mapping[str, Chang
         change = changes.get(topic)
         found[topic] = its_rows if change is None else _once([change.old, _without(its_rows, change.new)])
     return found
+
+
+def _as_type(values: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:
+    """Convert values to the type of a column to which they are equal.
+
+    Raises RowsNotReadable for types whose values Spark would convert before it compares them: the text '007' is equal
+    to the number 7, which would not find it.
+    """
+    if values.type != wanted and not (pa.types.is_integer(values.type) and pa.types.is_integer(wanted)):
+        raise RowsNotReadable(f"a column of type {values.type} is equal to one of type {wanted}")
+    try:
+        return values.cast(wanted)
+    except pa.ArrowInvalid:
+        pass  # raised outside of the handler, because Arrow's message contains the value
+    raise RowsNotReadable(f"a value is outside of the range of {wanted}")
 
 
 def _once(parts: Sequence[pa.Table]) -> pa.Table:

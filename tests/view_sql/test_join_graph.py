@@ -25,11 +25,12 @@ def test_equal_columns_come_from_conditions_that_and_joins() -> None:
     found = graph(sql, "n", "status")
 
     assert found.tables == {"o": "shop.orders", "c": "shop.customers", "i": "shop.items"}
-    assert set(found.equal) == {
+    assert found.equal == (
+        (ColumnOf("c", "name"), ColumnOf("i", "sku")),
         (ColumnOf("c", "id"), ColumnOf("o", "customer_id")),
         (ColumnOf("i", "order_id"), ColumnOf("o", "id")),
-        (ColumnOf("c", "name"), ColumnOf("i", "sku")),
-    }
+    )
+    assert found.required == {"o", "c"}
     assert found.key == {"n": ColumnOf("o", "id"), "status": ColumnOf("o", "Status")}
 
 
@@ -44,11 +45,26 @@ def test_rows_are_found_from_each_table() -> None:
         Lookup(ColumnOf("c", "id"), ColumnOf("o", "customer_id")),
         Lookup(ColumnOf("o", "id"), ColumnOf("i", "order_id")),
     ]
-    assert graph("SELECT o.id FROM shop.orders o, shop.items i WHERE i.sku = 'a'", "id").steps("o") is None
+    assert found.path("c", "o") == [Lookup(ColumnOf("c", "id"), ColumnOf("o", "customer_id"))]
+    assert found.path("o", "o") == []
+
+
+def test_a_table_that_may_show_nulls_is_followed_after_those_before_it() -> None:
+    items = "LEFT JOIN shop.items i ON i.id = c.id AND i.order_id = o.id"
+    for sql in (
+        f"SELECT o.id FROM shop.orders o JOIN shop.customers c ON c.name = o.status {items}",
+        f"SELECT o.id FROM shop.orders o, shop.customers c {items} WHERE c.name = o.status",
+    ):
+        assert graph(sql, "id").steps("c") == [
+            Lookup(ColumnOf("c", "name"), ColumnOf("o", "Status")),
+            Lookup(ColumnOf("c", "id"), ColumnOf("i", "id")),
+        ]
 
 
 def test_an_equality_that_joins_nulls_is_not_followed() -> None:
-    assert graph("SELECT o.id FROM shop.orders o JOIN shop.items i ON i.order_id <=> o.id", "id").equal == ()
+    assert (
+        JoinGraph.of("SELECT o.id FROM shop.orders o JOIN shop.items i ON i.order_id <=> o.id", ["id"], COLUMNS) is None
+    )
 
 
 def test_using_names_equal_columns() -> None:
@@ -64,10 +80,14 @@ def test_using_names_equal_columns() -> None:
         "WITH o AS (SELECT id FROM shop.orders) SELECT id FROM o",
         "SELECT id FROM shop.orders UNION ALL SELECT id FROM shop.items",
         "SELECT id FROM shop.orders NATURAL JOIN shop.items",
+        "SELECT id FROM shop.orders o RIGHT JOIN shop.items i ON i.order_id = o.id",
+        "SELECT id FROM shop.orders o FULL JOIN shop.items i ON i.order_id = o.id",
+        "SELECT o.id FROM shop.orders o, shop.items i WHERE i.sku = 'a'",
+        f"SELECT o.id {FROM} ON i.order_id = o.id AND i.id = c.id".replace("o.customer_id", "o.id + 1"),
         "SELECT id FROM shop.unknown",
     ],
 )
-def test_only_a_select_directly_over_known_tables_has_a_graph(sql: str) -> None:
+def test_only_a_select_of_known_tables_with_equal_columns_has_a_graph(sql: str) -> None:
     assert JoinGraph.of(sql, ["id"], COLUMNS) is None
 
 

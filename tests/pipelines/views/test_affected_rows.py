@@ -23,6 +23,7 @@ def pairs(shop: ShopViews, changed: ChangedInputs, *, few: bool) -> list[set[str
     query = ViewQuery.parse(TOTALS["name"], TOTALS["sql"], TOTALS["key"])
     rows = AffectedRows(query, shop.engine._inputs, changed)
     assert rows._few is not None
+    assert rows._few.needed().affected_keys(query.key) is not None
     if not few:
         rows._few = None
     found: list[set[str]] = [set(), set()]

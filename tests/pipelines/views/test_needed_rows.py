@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from cdc.view_sql.join_graph import JoinGraph
+from cdc.view_sql.join_graph import ColumnOf, JoinGraph
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.sinks.delta.table_version import RowsNotReadable, TableVersion
@@ -28,7 +28,7 @@ class TwoTables:
         self._sink.open("log-1")
         self._upto = 0
 
-    def put(self, orders: Mapping[int, str], items: Mapping[int, str]) -> dict[str, TableVersion]:
+    def put(self, orders: Mapping[int, str | None], items: Mapping[int, str]) -> dict[str, TableVersion]:
         """Write rows, and return the new versions by topic."""
         upto = self._upto + 20
         found = {}
@@ -41,13 +41,14 @@ class TwoTables:
         return found
 
 
-def graph(tables: Mapping[str, TableVersion]) -> JoinGraph:
-    found = JoinGraph.of(SQL, ["id"], {topic: one.columns.names for topic, one in tables.items()})
+def graph(tables: Mapping[str, TableVersion], sql: str = SQL, key: Sequence[str] = ("id",)) -> JoinGraph:
+    found = JoinGraph.of(sql, key, {topic: one.columns.names for topic, one in tables.items()})
     assert found is not None
     return found
 
 
-def ids(rows: pa.Table) -> list[int]:
+def ids(rows: pa.Table | None) -> list[int]:
+    assert rows is not None
     return sorted(rows["id"].to_pylist())
 
 
@@ -97,9 +98,50 @@ def test_keys_need_their_rows_and_those_that_they_meet(tmp_path: Path) -> None:
         needed.of_keys(pa.table({"id": pa.array([None], pa.int64())}))
 
 
-def test_a_table_that_nothing_joins_is_not_read(tmp_path: Path) -> None:
+def test_affected_keys_are_those_that_old_and_new_rows_meet(tmp_path: Path) -> None:
+    lake = TwoTables(tmp_path)
+    before = lake.put({1: "a", 2: "b", 3: "c"}, {10: "a", 11: "b", 12: "z"})
+    after = lake.put({}, {11: "c", 12: "y"})
+    keys = pa.array([11, 12])
+    changes = {"shop.items": ChangedRows(before["shop.items"].rows("id", keys), after["shop.items"].rows("id", keys))}
+    needed = NeededRows(graph(after), after, changes)
+
+    assert ids(needed.affected_keys(["id"])) == [2, 3]
+    by_item = replace(needed._graph, key={"item": ColumnOf("o", "item")})
+    found = NeededRows(by_item, after, changes).affected_keys(["item"])
+    assert found is not None
+    assert sorted(found["item"].to_pylist()) == ["b", "c", "y", "z"]  # y and z are rows of no order
+
+
+def test_a_key_that_changes_affects_both_rows_and_one_that_is_null_is_left_to_spark(tmp_path: Path) -> None:
+    lake = TwoTables(tmp_path)
+    versions = [lake.put({1: item}, {10: "a"}) for item in ("a", "b", None)]
+    rows = [tables["shop.orders"].rows("id", pa.array([1])) for tables in versions]
+    by_item = graph(versions[-1], "SELECT item FROM shop.orders", ["item"])
+
+    def keys(old: pa.Table, new: pa.Table) -> pa.Table | None:
+        changes = {"shop.orders": ChangedRows(old, new)}
+        return NeededRows(by_item, versions[-1], changes).affected_keys(["item"])
+
+    assert keys(rows[0], rows[1]) == pa.table({"item": ["a", "b"]})
+    assert keys(rows[1], rows[2]) is None
+
+
+@pytest.mark.parametrize(
+    ("key", "sql"),
+    [
+        (["id", "items"], SQL),
+        (["id", "number"], SQL.replace("i.item FROM", "i.id AS number FROM")),
+        (["id"], "SELECT o.id FROM shop.items i LEFT JOIN shop.orders o ON o.item = i.item"),
+    ],
+)
+def test_keys_that_are_not_of_one_table_are_left_to_spark(tmp_path: Path, key: list[str], sql: str) -> None:
     tables = TwoTables(tmp_path).put({1: "a"}, {10: "a"})
-    apart = JoinGraph.of("SELECT o.id FROM shop.orders o, shop.items i", ["id"], {t: ["id", "item"] for t in tables})
-    assert apart is not None
-    with pytest.raises(RowsNotReadable, match="no equal column"):
-        NeededRows(apart, tables, {}).of_keys(pa.table({"id": [1]}))
+    assert NeededRows(graph(tables, sql, key), tables, {}).affected_keys(key) is None
+
+
+def test_a_text_that_is_equal_to_a_number_is_left_to_spark(tmp_path: Path) -> None:
+    tables = TwoTables(tmp_path).put({1: "1"}, {10: "01"})
+    mixed = graph(tables, "SELECT o.id FROM shop.orders o JOIN shop.items i ON i.item = o.id")
+    with pytest.raises(RowsNotReadable, match="of type int64 is equal to one of type string"):
+        NeededRows(mixed, tables, {}).of_keys(pa.table({"id": [1]}))
