@@ -37,7 +37,7 @@ from tests.benchmarks.peers import ReaderPlace, execute, running_module, under_l
 from tests.benchmarks.search_freshness import SeenRecords, lags_of
 from tests.benchmarks.snapshot import SETTINGS
 from tests.log.rows import IDENTITY, LIMITS, info, row, schema_of, table
-from tests.pipelines.views.shop_views import SOURCE
+from tests.pipelines.views.view_pipeline import SOURCE
 
 PARTS: Final = ("fresh", "engine")
 ROWS, QUICK_ROWS = 10_000_000, 1_000_000

@@ -14,13 +14,13 @@ from pipelines.verification.compare_table import TableVerdict
 from pipelines.verification.views import compare_views
 from pipelines.views.changed_rows import ROWS, differences
 from pipelines.views.log_of_views import Cut
-from tests.pipelines.views.shop_views import SOURCE, ShopViews
 from tests.pipelines.views.test_view_engine import RANKS, TOTALS, filled, opened
+from tests.pipelines.views.view_pipeline import SOURCE, ViewPipeline
 
 pytestmark = [pytest.mark.usefixtures("with_delta"), pytest.mark.slow]
 
 
-def compared(shop: ShopViews, spark: SparkSession) -> dict[str, TableVerdict]:
+def compared(shop: ViewPipeline, spark: SparkSession) -> dict[str, TableVerdict]:
     return {verdict.topic: verdict for verdict in compare_views(shop.definition, (), lambda: spark, 5)}
 
 

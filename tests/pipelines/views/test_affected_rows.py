@@ -13,13 +13,14 @@ from cdc.view_sql.view_query import ViewQuery
 from pipelines.views.affected_rows import AffectedRows, ChangedInputs
 from pipelines.views.input_changes import changed_keys
 from pipelines.views.view_inputs import usable_inputs
-from tests.pipelines.views.shop_views import TABLES, ShopViews
+from tests.pipelines.views.shop_tables import TABLES
 from tests.pipelines.views.test_view_engine import TOTALS, change, filled, opened
+from tests.pipelines.views.view_pipeline import ViewPipeline
 
 pytestmark = [pytest.mark.usefixtures("with_delta"), pytest.mark.slow]
 
 
-def pairs(shop: ShopViews, changed: ChangedInputs, *, few: bool) -> list[set[str]]:
+def pairs(shop: ViewPipeline, changed: ChangedInputs, *, few: bool) -> list[set[str]]:
     query = ViewQuery.parse(TOTALS["name"], TOTALS["sql"], TOTALS["key"])
     rows = AffectedRows(query, shop.engine._inputs, changed)
     assert rows._few is not None

@@ -24,7 +24,7 @@ from pipelines.views.log_of_views import (
     rows_of_view,
 )
 from tests.log.rows import IDENTITY, LIMITS, schema_of
-from tests.pipelines.views.shop_views import SOURCE
+from tests.pipelines.views.view_pipeline import SOURCE
 
 VIEW = schema_of(1, "note")
 OTHER = replace(schema_of(2, "text"), name="other")

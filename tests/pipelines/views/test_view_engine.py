@@ -13,7 +13,8 @@ from pyspark.sql import SparkSession
 
 from cdc import failpoint
 from cdc.table import TableState
-from tests.pipelines.views.shop_views import ITEMS, ORDERS, SOURCE, TABLES, ShopViews, Values
+from tests.pipelines.views.shop_tables import ITEMS, ORDERS, TABLES
+from tests.pipelines.views.view_pipeline import SOURCE, Values, ViewPipeline
 
 pytestmark = pytest.mark.usefixtures("with_delta")
 
@@ -47,15 +48,15 @@ RANKS: Final[dict[str, Any]] = {
 
 
 @contextmanager
-def opened(folder: Path, spark: SparkSession, *views: dict[str, Any]) -> Iterator[ShopViews]:
-    shop = ShopViews(folder, spark.newSession(), views)
+def opened(folder: Path, spark: SparkSession, *views: dict[str, Any]) -> Iterator[ViewPipeline]:
+    shop = ViewPipeline(folder, spark.newSession(), TABLES.values(), views)
     try:
         yield shop
     finally:
         shop.close()
 
 
-def filled(shop: ShopViews) -> None:
+def filled(shop: ViewPipeline) -> None:
     shop.write(
         ("shop.customers", "c", ("1", "Ada")),
         ("shop.customers", "c", ("2", "Bob")),
@@ -64,7 +65,7 @@ def filled(shop: ShopViews) -> None:
     )
 
 
-def expected(shop: ShopViews, view: dict[str, Any]) -> set[tuple[str | None, ...]]:
+def expected(shop: ViewPipeline, view: dict[str, Any]) -> set[tuple[str | None, ...]]:
     """What Spark makes of the SQL over the rows that the source has."""
     session, sql = shop._session, str(view["sql"])
     for topic, schema in TABLES.items():
@@ -77,7 +78,7 @@ def expected(shop: ShopViews, view: dict[str, Any]) -> set[tuple[str | None, ...
     return {tuple(None if v is None else str(v) for v in row) for row in session.sql(sql).collect()}
 
 
-def operations(shop: ShopViews, view: dict[str, Any]) -> list[tuple[str, Any]]:
+def operations(shop: ViewPipeline, view: dict[str, Any]) -> list[tuple[str, Any]]:
     return [(row["op"], row["key"] and row["key"][0]) for row in shop.changes(view["name"])]
 
 
@@ -224,12 +225,12 @@ def test_random_changes(tmp_path: Path, spark: SparkSession, seed: int) -> None:
                     assert len(operations(shop, view)) == len({row[0] for row in changed})
 
 
-def change(chance: random.Random, shop: ShopViews) -> tuple[str, str, Values]:
+def change(chance: random.Random, shop: ViewPipeline) -> tuple[str, str, Values]:
     topic = chance.choice([*TABLES, ITEMS.topic, ORDERS.topic])
     known, key = shop.tables[topic], str(chance.randint(0, 8))
     if chance.random() < 0.02:
         return topic, "t", ("",)
-    if key in known and chance.random() < 0.3:
+    if (key,) in known and chance.random() < 0.3:
         return topic, "d", (key,)
     small = str(chance.randint(0, 5))
     values: dict[str, Values] = {
@@ -237,4 +238,4 @@ def change(chance: random.Random, shop: ShopViews) -> tuple[str, str, Values]:
         "shop.orders": (key, chance.choice([small, None]), "new", chance.choice([None, f"2026-01-0{small}"[:9] + "1"])),
         "shop.items": (key, chance.choice([small, small, None]), f"sku{small}", small, f"{small}.25"),
     }
-    return topic, "u" if key in known else "c", values[topic]
+    return topic, "u" if (key,) in known else "c", values[topic]

@@ -1,11 +1,12 @@
-"""A pipeline without a source whose views are computed in the test's process: three tables, a lake, and views of it."""
+"""A pipeline without a source whose views are computed in the test's process: its tables, a lake, and views of it."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -33,44 +34,59 @@ from tests.log.rows import IDENTITY, LIMITS, info, row, schema_of, table
 
 SOURCE: Final = CommitSource(1, "7000", 1)
 Values = tuple[str | None, ...]
-"""The texts of a row, its key first."""
-_TYPES: Final = {"integer": 23, "text": 25, "numeric": 1700, "date": 1082}
-_PRICE: Final = (10 << 16 | 2) + 4
-"""Type modifier of numeric(10,2)."""
+"""The texts of a row, in the order of the columns."""
+Key = tuple[str, ...]
+_TYPES: Final = {"smallint": 21, "integer": 23, "bigint": 20, "text": 25, "numeric": 1700, "date": 1082}
 
 
-def _table(relation: int, name: str, *columns: tuple[str, str]) -> TableSchema:
-    found = [
-        Column(
-            id=number,
-            name=column,
-            type_oid=_TYPES[type_name],
-            type_name=type_name,
-            typmod=_PRICE if type_name == "numeric" else -1,
-            key=0 if number == 1 else None,
+class Change(NamedTuple):
+    """One change of a table; the operations are those of the log, and `t` needs no row."""
+
+    topic: str
+    operation: str
+    values: Values
+    """For `d` at least the texts of the key columns."""
+    old_key: Key | None = None
+    """Key before an update that changed it."""
+    unsent: frozenset[int] = frozenset()
+    """Ids of the columns that an update does not contain."""
+
+
+def table_of(relation: int, topic: str, *columns: str, key: int = 1) -> TableSchema:
+    """A table whose columns are written as in SQL, such as `price numeric(10,2)`; its first columns are the key."""
+    schema, name = topic.split(".")
+    found = []
+    for number, column in enumerate(columns, 1):
+        title, declared = column.split(" ")
+        type_name, _, modifier = declared.rstrip(")").partition("(")
+        precision, scale = map(int, modifier.split(",")) if modifier else (0, 0)
+        found.append(
+            Column(
+                id=number,
+                name=title,
+                type_oid=_TYPES[type_name],
+                type_name=type_name,
+                typmod=(precision << 16 | scale) + 4 if modifier else -1,
+                key=number - 1 if number <= key else None,
+            )
         )
-        for number, (column, type_name) in enumerate(columns, 1)
-    ]
-    return replace(schema_of(relation), name=name, columns=tuple(found))
+    return replace(schema_of(relation), schema=schema, name=name, columns=tuple(found))
 
 
-_ID: Final = ("id", "integer")
-CUSTOMERS: Final = _table(101, "customers", _ID, ("name", "text"))
-ORDERS: Final = _table(102, "orders", _ID, ("customer_id", "integer"), ("status", "text"), ("day", "date"))
-ITEMS: Final = _table(
-    103, "items", _ID, ("order_id", "integer"), ("sku", "text"), ("quantity", "integer"), ("price", "numeric")
-)
-TABLES: Final = {schema.topic: schema for schema in (CUSTOMERS, ORDERS, ITEMS)}
-
-
-class ShopViews:
+class ViewPipeline:
     """One pipeline; `write` changes the tables, `publish` applies them to the lake, `compute` to the views."""
 
     def __init__(
-        self, folder: Path, session: SparkSession, views: Sequence[Mapping[str, Any]], sinks: str = ""
+        self,
+        folder: Path,
+        session: SparkSession,
+        tables: Iterable[TableSchema],
+        views: Sequence[Mapping[str, Any]],
+        sinks: str = "",
     ) -> None:
         self.folder, self._session = folder, session
-        self.tables: dict[str, dict[str, Values]] = {topic: {} for topic in TABLES}
+        self.schemas = {schema.topic: schema for schema in tables}
+        self.tables: dict[str, dict[Key, Values]] = {topic: {} for topic in self.schemas}
         """Topic → key → row, as the source has it."""
         self._position = 1_000
         folder.mkdir(exist_ok=True)
@@ -88,9 +104,9 @@ class ShopViews:
         path = self.folder / "shop.yaml"
         path.write_text(
             "name: shop\nsource: {dsn: 'postgresql://nobody@127.0.0.1:1/nowhere'}\n"
-            f"tables: [{{match: 'shop.*', exclude: ['shop.v_*']}}]\nlog: {{path: '{self.folder}/log'}}\n"
+            f"tables: [{{match: '*.*', exclude: ['*.v_*']}}]\nlog: {{path: '{self.folder}/log'}}\n"
             f"sinks:\n- {{type: delta, name: lake, path: '{self.folder}/lake/{{schema}}/{{table}}'}}\n{sinks}"
-            f"views: {[dict(view) for view in views]!r}\n"
+            f"views: {json.dumps([dict(view) for view in views])}\n"
         )
         return load_definition(path)
 
@@ -113,13 +129,19 @@ class ShopViews:
         self._lake.close()
         self._catalog.close()
 
-    def write(self, *changes: tuple[str, str, Values]) -> None:
-        """Commit one transaction of (topic, operation, row); the operations are c, u, d and t (truncate)."""
+    def write(self, *changes: tuple[str, str, Values] | Change) -> None:
+        """Commit one transaction with these changes."""
         self._position += 10
         rows: list[dict[str, Any]] = []
-        for topic, operation, values in changes:
-            rows += self._rows(TABLES[topic], operation, values, len(rows))
-        self._writer.commit(self._writer.stage(table(*rows)), info(self._position))
+        for change in changes:
+            rows += self._rows(Change(*change), len(rows))
+        self._commit(rows)
+
+    def alter(self, schema: TableSchema, rows: Mapping[Key, Values]) -> None:
+        """Commit another version of a table, with its rows as they then are."""
+        self._position += 10
+        self.schemas[schema.topic], self.tables[schema.topic] = schema, dict(rows)
+        self._commit([self._control(schema, 0, "s", schema.to_json())])
 
     def publish(self) -> Published:
         """Apply the log to the lake, and return the published record."""
@@ -144,26 +166,41 @@ class ShopViews:
         return {tuple(dict(one["after"])[column.id] for column in schema.columns) for one in found}
 
     def _copy(self) -> None:
-        """The first copy: three empty tables."""
+        """The first copy: empty tables."""
         made: list[dict[str, Any]] = []
-        for schema in TABLES.values():
-            for operation, payload in (("s", schema.to_json()), ("g", str(self._position).encode())):
-                order: dict[str, Any] = {"op": operation, "relation": schema.relation, "topic": schema.topic}
-                made.append(row(self._position, len(made), **order, key=None, after=None, payload=payload))
-        self._writer.commit(self._writer.stage(table(*made)), info(self._position))
+        for schema in self.schemas.values():
+            made.append(self._control(schema, len(made), "s", schema.to_json()))
+            made.append(self._control(schema, len(made), "g", str(self._position).encode()))
+        self._commit(made)
 
-    def _rows(self, schema: TableSchema, operation: str, values: Values, ordinal: int) -> Iterable[dict[str, Any]]:
+    def _commit(self, rows: Sequence[dict[str, Any]]) -> None:
+        self._writer.commit(self._writer.stage(table(*rows)), info(self._position))
+
+    def _control(self, schema: TableSchema, ordinal: int, operation: str, payload: bytes | None) -> dict[str, Any]:
+        order: dict[str, Any] = {"op": operation, "relation": schema.relation, "topic": schema.topic}
+        return row(self._position, ordinal, **order, key=None, after=None, payload=payload)
+
+    def _rows(self, change: Change, ordinal: int) -> Iterable[dict[str, Any]]:
+        schema, known = self.schemas[change.topic], self.tables[change.topic]
         order: dict[str, Any] = {"relation": schema.relation, "topic": schema.topic}
-        place = (self._position, ordinal)
-        known = self.tables[schema.topic]
-        if operation == "t":
+        if change.operation == "t":
             known.clear()
-            yield row(*place, **order, op="t", key=None, after=None)
+            yield self._control(schema, ordinal, "t", None)
             return
-        key = str(values[0])
-        if operation == "d":
-            known.pop(key, None)
-            yield row(*place, **order, op="d", key=[key], after=None)
+        key = tuple(str(value) for value in change.values[: len(schema.key)])
+        if change.operation == "d" or change.old_key is not None:
+            gone = change.old_key or key
+            known.pop(gone, None)
+            yield row(self._position, ordinal, **order, op="d", key=list(gone), after=None)
+            ordinal += 1
+        if change.operation == "d":
             return
-        known[key] = values
-        yield row(*place, **order, op=operation, key=[key], after=list(enumerate(values, 1)))
+        known[key] = change.values
+        image = [
+            (column.id, value)
+            for column, value in zip(schema.columns, change.values, strict=True)
+            if column.id not in change.unsent
+        ]
+        order |= {"op": change.operation, "key": list(key), "after": image, "partial": bool(change.unsent)}
+        old_key = None if change.old_key is None else list(change.old_key)
+        yield row(self._position, ordinal, **order, old_key=old_key)
