@@ -91,5 +91,12 @@ def _yaml(values: Any) -> str:
     yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
     yaml.allow_unicode = True
     yaml.width = 120
+    yaml.representer.add_representer(str, _represent_text)
     yaml.dump(values, stream)
     return stream.getvalue()
+
+
+def _represent_text(representer: Any, text: str) -> Any:
+    """Print a text of several lines, such as SQL, with its lines."""
+    style = "|" if "\n" in text else None
+    return representer.represent_scalar("tag:yaml.org,2002:str", text, style=style)

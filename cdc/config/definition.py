@@ -20,6 +20,7 @@ from pydantic import (
 )
 
 from cdc.config.destinations import Delivery
+from cdc.config.documents import Document
 from cdc.config.field_types import (
     Glob,
     Location,
@@ -246,6 +247,8 @@ class Definition(Model):
     """Sinks to which the log is applied: Delta tables and search indexes."""
     views: tuple[View, ...] = ()
     """Streams that SQL derives from the captured tables; sinks and deliveries receive them like tables."""
+    documents: tuple[Document, ...] = ()
+    """Views without SQL: rows of a table with rows of other tables inside of them. Each becomes a view."""
     deliveries: tuple[Delivery, ...] = ()
     """Deliveries of the log's changes as events, to brokers, files and sockets."""
     spark: Spark = Spark()
@@ -281,6 +284,13 @@ class Definition(Model):
     def with_rules_of(self, other: Self) -> Self:
         """Return a copy of this definition with the table rules of another definition."""
         return self.model_copy(update={"tables": other.tables, "exclude": other.exclude})
+
+    @model_validator(mode="after")
+    def _documents_as_views(self) -> Self:
+        """Return the definition with a view in place of each document; they follow the other views."""
+        if not self.documents:
+            return self
+        return self.model_copy(update={"views": (*self.views, *(one.view for one in self.documents)), "documents": ()})
 
     @model_validator(mode="after")
     def _named_after_the_pipeline(self) -> Self:

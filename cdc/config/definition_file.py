@@ -110,10 +110,18 @@ def _validated(document: YamlDocument, path: Path, environment: Mapping[str, str
         document.issues.extend(issue for issue in found if issue.key not in explained)
         return None
     for key, message in disagreements(definition):
-        document.note(key, message)
+        document.note(_key_in_file(key, document.values), message)
     for name, message in advice:
         document.note(_where(document.values, name), message, fatal=False)
     return definition
+
+
+def _key_in_file(key: Key, values: Mapping[str, Any]) -> Key:
+    """Return the key of the file; the views of a definition are those of the file and, after them, its documents."""
+    written = len(values.get("views") or ())
+    if key[0] == "views" and int(key[1]) >= written:
+        return ("documents", int(key[1]) - written, *(part for part in key[2:] if part != "sql"))
+    return key
 
 
 @cache

@@ -38,22 +38,27 @@ class Refresh(Model):
     """Minimum time between two computations; default 10 minutes."""
 
 
-class View(Model):
-    """A view: the rows of a SELECT over captured tables and other views, as a topic in the log of views."""
+class ViewOptions(Model):
+    """Name of a view, and how it is computed."""
 
     name: Annotated[str, AfterValidator(_topic)]
     """Topic of the view, `schema.table`; no captured table may have the same."""
-    key: Annotated[tuple[Identifier, ...], Field(min_length=1)]
-    """Columns of the result that identify a row."""
-    sql: Annotated[str, Field(min_length=1)]
-    """SELECT in the dialect of Spark. Tables are named by their topics, `schema.table`, and have the columns of the
-    sink's targets."""
     over: Name | None = None
     """Delta sink whose targets the SELECT reads; default the first one. All views of a pipeline read the same sink."""
     incremental: Incremental = Incremental.AUTO
     """`auto` computes a view as a whole, every `refresh.every`, if its SQL does not allow more; `required` refuses such
     SQL."""
     refresh: Refresh = Refresh()
+
+
+class View(ViewOptions):
+    """A view: the rows of a SELECT over captured tables and other views, as a topic in the log of views."""
+
+    key: Annotated[tuple[Identifier, ...], Field(min_length=1)]
+    """Columns of the result that identify a row."""
+    sql: Annotated[str, Field(min_length=1)]
+    """SELECT in the dialect of Spark. Tables are named by their topics, `schema.table`, and have the columns of the
+    sink's targets."""
 
 
 _Consumer = TypeVar("_Consumer", bound=BaseModel)

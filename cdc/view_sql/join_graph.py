@@ -72,8 +72,7 @@ class JoinGraph:
             for alias, join in zip(tables, [None, *joins], strict=True)
             if join is None or not (join.side or join.kind in {"SEMI", "ANTI"})
         )
-        shown = {item.alias_or_name.lower(): item.unalias() for item in select.expressions}
-        found = {name: names.column(shown.get(name.lower())) for name in key}
+        found = {name: names.column(_shown(select, name)) for name in key}
         shown_columns = {name: column for name, column in found.items() if column is not None}
         return cls(tables, required, equal, shown_columns) if _is_ordered([*tables], equal) else None
 
@@ -100,6 +99,15 @@ class JoinGraph:
                 yield Lookup(one, other)
             elif other.alias in known and one.alias not in known:
                 yield Lookup(other, one)
+
+
+def _shown(select: exp.Select, name: str) -> exp.Expr | None:
+    """Return what a column of the result shows, perhaps by a `*`; None if nothing has the name."""
+    for item in select.expressions:
+        if item.alias_or_name.lower() == name.lower():
+            return item.unalias()
+    star = next((item for item in select.expressions if item.is_star), None)
+    return None if star is None else exp.column(name, table=star.text("table"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,3 +93,12 @@ def test_only_a_select_of_known_tables_with_equal_columns_has_a_graph(sql: str) 
 
 def test_a_key_that_is_computed_is_no_column() -> None:
     assert graph("SELECT id + 1 AS id FROM shop.orders", "id").key == {}
+
+
+def test_a_star_shows_the_columns_of_its_table() -> None:
+    assert graph(f"SELECT o.*, c.name AS customer {FROM} ON i.order_id = o.id", "id", "customer").key == {
+        "id": ColumnOf("o", "id"),
+        "customer": ColumnOf("c", "name"),
+    }
+    assert graph("SELECT * FROM shop.orders", "status").key == {"status": ColumnOf("orders", "Status")}
+    assert graph(f"SELECT * {FROM} ON i.order_id = o.id", "id").key == {}
