@@ -309,6 +309,10 @@ def _view_sql(definition: Definition, view: View, key: Key) -> Iterator[Disagree
     except ViewError as exc:
         yield Disagreement((*key, "sql"), f"{exc.code} {exc.message}")
         return
+    read = analysis.ViewQuery.parse(view.name, view.sql, view.key).inputs
+    for other in (one for one in definition.views if one.keep is not None and one.name in read):
+        message = f"view {other.name!r} has 'keep', and other views cannot read it: let this one read its tables"
+        yield Disagreement((*key, "sql"), message)
     if reason is not None and view.incremental is Incremental.REQUIRED:
         message = f"{ViewOnlyRefreshed.code} the view can only be computed as a whole: {reason}"
         yield Disagreement((*key, "incremental"), message)

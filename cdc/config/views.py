@@ -49,6 +49,10 @@ class ViewOptions(Model):
     """`auto` computes a view as a whole, every `refresh.every`, if its SQL does not allow more; `required` refuses such
     SQL."""
     refresh: Refresh = Refresh()
+    keep: Annotated[Seconds, Field(gt=0)] | None = None
+    """Time for which rows are kept; older ones are deleted in steps of a tenth of it, of one day at most. The age of a
+    row is the commit time of the last change of the tables minus the one date or timestamp of the row's key. Default:
+    all rows are kept."""
 
 
 class View(ViewOptions):

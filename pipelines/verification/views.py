@@ -22,6 +22,7 @@ from cdc.table import TableSchema, TableState, matches_name
 from cdc.view_sql.view_query import queries_of
 from pipelines.verification.compare_table import TableVerdict, refused
 from pipelines.views.changed_rows import differences
+from pipelines.views.kept_rows import without_old
 from pipelines.views.log_of_views import ComputedFrom, rows_of_view
 from pipelines.views.view_columns import result_rows, view_images, view_keys
 from pipelines.views.view_inputs import ViewInputs
@@ -71,6 +72,7 @@ def _expected_rows(
     if len(names) < len(query.inputs):
         return None
     result = result_rows(inputs.session.sql(query.whole(names)))
+    result = without_old(result, schema, computed.views[view.name].floor)
     return pa.table({"key": view_keys(result, schema), "after": view_images(result, schema)})
 
 

@@ -52,6 +52,8 @@ class ComputedView:
     """Hash of the definition with which they were computed."""
     position: int
     """Position of the inputs of which they are the result."""
+    floor: int | None = None
+    """Time before which rows were left out, in microseconds since 1970 UTC; None: no row was left out."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,16 +32,16 @@ from cdc.config.views import View
 from cdc.errors import CdcError, Reaction, ViewFailed
 from cdc.log.disk_format import CommitSource
 from cdc.log.reader import LogReader
-from cdc.position import Position
 from cdc.stores.published_record import Published
 from cdc.table import TableSchema, TableState
 from cdc.view_sql.view_query import ViewQuery, queries_of
 from pipelines.views.affected_rows import AffectedRows, ChangedInputs
 from pipelines.views.changed_rows import all_new, check_key, differences
 from pipelines.views.input_changes import KeysByRelation, changed_keys, distinct
+from pipelines.views.kept_rows import check_time, floor_at, old_rows, without_old
 from pipelines.views.log_of_views import ComputedFrom, ComputedView, Cut, InputVersion, LogOfViews, ViewCommit
 from pipelines.views.view_columns import view_images, view_keys, view_schema
-from pipelines.views.view_inputs import ViewInputs, usable_inputs
+from pipelines.views.view_inputs import ViewInputs, cut_of, usable_inputs
 
 TRY_AGAIN: Final = 60.0
 """Seconds after which a view that failed is computed again, if nothing that it depends on changed before."""
@@ -105,13 +105,8 @@ class ViewEngine:
         self._requested: set[str] = set()
         """Views to compute as a whole in the next step, because somebody asked for it."""
         self._relations = _numbered([view.name for view in views], log_of_views.schemas())
-        self._fingerprints = {name: _fingerprint(query, sink) for name, query in self._queries.items()}
+        self._fingerprints = {view.name: _fingerprint(view, self._queries[view.name], sink) for view in views}
         self.figures = {view.name: ViewFigures() for view in views}
-
-    @property
-    def position(self) -> Position:
-        """The cut up to which the views were computed."""
-        return self._log.position
 
     def refresh(self, name: str) -> None:
         """Compute a view as a whole in the next step."""
@@ -123,7 +118,7 @@ class ViewEngine:
 
         source: the source server of the change log.
         """
-        cut = Cut(Position(record.position), record.committed_at)
+        cut = cut_of(record)
         if cut.position <= self._log.position:
             return False
         step = self._step(record, cut)
@@ -199,35 +194,40 @@ class ViewEngine:
             return None
         known, fingerprint = self._log.schemas().get(view.name), self._fingerprints[view.name]
         earlier = step.before.views.get(view.name)
-        now = ComputedView(fingerprint, int(step.cut.position))
         if known is None or earlier is None or earlier.fingerprint != fingerprint:
-            self._add_all(view, None, step, commit)
+            now = ComputedView(fingerprint, int(step.cut.position), floor_at(step.cut, view.keep, None))
+            self._add_all(view, None, step, commit, now.floor)
             return now
+        now = ComputedView(fingerprint, int(step.cut.position), floor_at(step.cut, view.keep, earlier.floor))
         is_exact = earlier.position == int(self._log.position)
         changed = set(query.inputs) & set(step.changes)
         is_requested = view.name in self._requested
         if is_exact and not changed and not is_requested:
+            self._delete_old(known, earlier.floor, now.floor, commit)
             return now
         if query.only_refresh is not None and not is_requested and not self._is_due(view):
             return earlier
         is_small = all(step.changes[topic] is not None for topic in changed)
         has_old = set(query.inputs) <= set(step.before.inputs)
         if query.only_refresh is None and is_exact and is_small and has_old and not is_requested:
-            self._add_affected(view, known, step, commit)
+            self._delete_old(known, earlier.floor, now.floor, commit)
+            self._add_affected(view, known, step, commit, now.floor)
         else:
-            self._add_all(view, known, step, commit)
+            self._add_all(view, known, step, commit, now.floor)
         return now
 
-    def _add_all(self, view: View, known: TableSchema | None, step: _Step, commit: ViewCommit) -> None:
+    def _add_all(
+        self, view: View, known: TableSchema | None, step: _Step, commit: ViewCommit, floor: int | None
+    ) -> None:
         """Compute the whole view, and add its differences to the rows in the log, or a new version with all rows.
 
-        known: the version of the rows in the log; None if they cannot be used.
+        known: the version of the rows in the log; None if they cannot be used. floor: time before which rows are old.
         """
         query = self._queries[view.name]
         names = self._inputs.register({topic: step.inputs[topic] for topic in query.inputs}, "b")
         result = self._inputs.rows(query.whole(names))
         schema = self._new_version(view, result.schema)
-        rows = _rows(result, schema)
+        rows = _rows(result, schema, floor)
         if schema == known:
             commit.add_rows(schema, differences(self._log.state(schema), rows))
         else:
@@ -237,7 +237,13 @@ class ViewEngine:
         self._refreshed_at[view.name] = time.monotonic()
         self._requested.discard(view.name)
 
-    def _add_affected(self, view: View, known: TableSchema, step: _Step, commit: ViewCommit) -> None:
+    def _delete_old(self, known: TableSchema, before: int | None, floor: int | None, commit: ViewCommit) -> None:
+        """Delete the rows in the log that became old because the floor moved."""
+        if floor is not None and floor != before:
+            state = self._log.state(known)
+            commit.add_rows(known, differences(old_rows(state, known, floor), state.slice(0, 0)))
+
+    def _add_affected(self, view: View, known: TableSchema, step: _Step, commit: ViewCommit, floor: int | None) -> None:
         """Compute the rows of the affected keys at both cuts, and add their differences."""
         query = self._queries[view.name]
         changed = ChangedInputs(
@@ -253,12 +259,15 @@ class ViewEngine:
         for old, new in affected.pairs():
             if self._new_version(view, new.schema) != known:
                 raise ViewFailed(f"the columns of view {view.name!r} changed with those of its tables")
-            commit.add_rows(known, differences(_rows(old, known), _rows(new, known)))
+            commit.add_rows(known, differences(_rows(old, known, floor), _rows(new, known, floor)))
         self.figures[view.name].affected_keys = affected.number
 
     def _new_version(self, view: View, fields: pa.Schema) -> TableSchema:
         earlier = self._log.versions(view.name)
-        return view_schema(self._relations[view.name], view.name, view.key, fields, earlier)
+        schema = view_schema(self._relations[view.name], view.name, view.key, fields, earlier)
+        if view.keep is not None:
+            check_time(schema)
+        return schema
 
     def _mark(self, view: View, commit: ViewCommit, state: TableState, reason: str) -> None:
         """Add a version of a view in another state, if the log has the view in a different one."""
@@ -271,14 +280,15 @@ class ViewEngine:
         return last is None or time.monotonic() - last >= view.refresh.every
 
 
-def _fingerprint(query: ViewQuery, sink: DeltaSinkDefinition) -> str:
+def _fingerprint(view: View, query: ViewQuery, sink: DeltaSinkDefinition) -> str:
     """Return a hash of all that the rows of a view depend on, besides the rows of its inputs."""
     rules = []
     for topic in query.inputs:
         rule = rule_of(topic, sink.rules)
         transform = None if rule is None or rule.transform is None else rule.transform.fingerprint
         rules.append([topic, table_settings(topic, sink, sink.rules).model_dump(mode="json"), transform])
-    text = json.dumps([query.sql, query.key, rules], sort_keys=True)
+    kept = [] if view.keep is None else [view.keep]
+    text = json.dumps([query.sql, query.key, rules, *kept], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
@@ -293,8 +303,9 @@ def _changes_of(version: InputVersion, before: InputVersion | None, changes: Key
     return distinct(pa.concat_arrays([found, pa.array(sorted(map(list, parked)), found.type)]))
 
 
-def _rows(result: pa.Table, schema: TableSchema) -> pa.Table:
-    """Return rows of a view as keys and images; raise ViewKeyNotUnique if the key identifies no row."""
+def _rows(result: pa.Table, schema: TableSchema, floor: int | None) -> pa.Table:
+    """Return the rows of a view that are not old, as keys and images; raise ViewKeyNotUnique if two have one key."""
+    result = without_old(result, schema, floor)
     rows = pa.table({"key": view_keys(result, schema), "after": view_images(result, schema)})
     check_key(rows, schema)
     return rows

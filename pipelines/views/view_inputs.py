@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 
 from cdc.config import DeltaSinkDefinition, rule_of, table_settings
 from cdc.errors import SinkUnavailable
+from cdc.position import Position
 from cdc.stores.published_record import Published, TargetState
 from cdc.table import TableSchema
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN, column_name
@@ -21,7 +22,7 @@ from pipelines.sinks.delta.settings import type_policy
 from pipelines.sinks.delta.spark_target import frame_at, frame_of
 from pipelines.sinks.delta.target_layout import backticked
 from pipelines.types.typed_rows import typed_keys
-from pipelines.views.log_of_views import InputVersion
+from pipelines.views.log_of_views import Cut, InputVersion
 from pipelines.views.view_columns import result_rows
 
 if TYPE_CHECKING:
@@ -36,6 +37,11 @@ OWN_COLUMNS: Final = (POSITION_COLUMN, ORDINAL_COLUMN, RELATION_COLUMN)
 """Columns of a target that views do not see."""
 
 log = structlog.get_logger("views")
+
+
+def cut_of(record: Published) -> Cut:
+    """Return the cut that a sink has published."""
+    return Cut(Position(record.position), record.committed_at)
 
 
 def usable_inputs(record: Published, topics: Collection[str]) -> dict[str, InputVersion]:

@@ -106,7 +106,7 @@ class ViewWorker(Thread):
                 if time.monotonic() - asked_at >= ASK_EVERY:
                     self._follow_requests(engine)
                     asked_at = time.monotonic()
-                registration.report(engine.position, change_log.pinned_version(engine.position))
+                registration.report(views.position, change_log.pinned_version(views.position))
                 record = self._cuts.take(CUT_POLL)
                 last = change_log.last_commit
                 if record is not None and last is not None and engine.advance(record, last.commit_source):

@@ -174,3 +174,11 @@ def test_the_sql_of_a_view_is_checked(tmp_path: Path) -> None:
     whole = "SELECT id FROM shop.orders ORDER BY id LIMIT 5"
     assert messages(whole) == []
     assert messages(whole, incremental="required") == [("views.0.incremental", "CDC-8009")]
+
+
+def test_no_view_reads_one_whose_old_rows_are_deleted(tmp_path: Path) -> None:
+    kept = _VIEWS.replace("key: [id]", "key: [id], keep: 90d")
+    other = "  - {name: lists.ids, key: [id], sql: SELECT id FROM shop.documents}\n"
+    (issue,) = check_definition(write(tmp_path, f"{SOUND}{kept}{other}"), {}).issues
+
+    assert (issue.key, issue.message.partition(",")[0]) == ("views.1.sql", "view 'shop.documents' has 'keep'")

@@ -214,7 +214,7 @@ def test_random_changes(tmp_path: Path, spark: SparkSession, seed: int) -> None:
         for _ in range(12):
             for _ in range(chance.randint(1, 4)):
                 shop.write(*(change(chance, shop) for _ in range(chance.randint(1, 4))))
-            before = {view["name"]: shop.rows(view["name"]) for view in (TOTALS, BY_DAY) if shop.engine.position}
+            before = {view["name"]: shop.rows(view["name"]) for view in (TOTALS, BY_DAY) if shop.views.position}
             shop.compute()
             if chance.random() < 0.2:
                 shop.reopen()

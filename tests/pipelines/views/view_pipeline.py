@@ -89,6 +89,8 @@ class ViewPipeline:
         self.tables: dict[str, dict[Key, Values]] = {topic: {} for topic in self.schemas}
         """Topic → key → row, as the source has it."""
         self._position = 1_000
+        self.committed_at = 1_700_000_000_000_000
+        """Commit time of the next transaction, in microseconds since 1970 UTC."""
         folder.mkdir(exist_ok=True)
         self.definition = self.define(views, sinks)
         put_catalog(folder)
@@ -174,7 +176,9 @@ class ViewPipeline:
         self._commit(made)
 
     def _commit(self, rows: Sequence[dict[str, Any]]) -> None:
-        self._writer.commit(self._writer.stage(table(*rows)), info(self._position))
+        timed = [one | {"committed_at": self.committed_at} for one in rows]
+        commit = replace(info(self._position), committed_at=self.committed_at)
+        self._writer.commit(self._writer.stage(table(*timed)), commit)
 
     def _control(self, schema: TableSchema, ordinal: int, operation: str, payload: bytes | None) -> dict[str, Any]:
         order: dict[str, Any] = {"op": operation, "relation": schema.relation, "topic": schema.topic}
