@@ -1,7 +1,4 @@
-"""Requests to a delivery from the command line and the API: pause, resume and rewind.
-
-A pause is a command that stays pending until somebody resumes the delivery, so it survives a restart of the process.
-"""
+"""Requests to a delivery from the command line and the API to pause, resume and continue after another position."""
 
 from __future__ import annotations
 
@@ -9,10 +6,10 @@ import time
 from threading import Event
 from typing import Final
 
-from cdc.catalog import Catalog, Command, CommandState
+from cdc.catalog import Catalog, CommandState
+from cdc.catalog.pause_requests import PauseRequests
 
-PAUSE_DELIVERY: Final = "pause_delivery"
-"""Kind of the command that pauses a delivery while it is pending; its payload is {"delivery": name}."""
+DELIVERY_PAUSES: Final = PauseRequests("pause_delivery", "delivery")
 REWIND_DELIVERY: Final = "rewind_delivery"
 """Kind of the command that lets a delivery continue after another position.
 
@@ -21,31 +18,6 @@ Its payload is {"delivery": name, "position": text}; its result is {} or {"error
 ANSWER_WITHIN: Final = 5.0
 """Seconds to wait until the process of a delivery has answered a request; it looks every second."""
 _POLL: Final = 0.1
-
-
-def pause_of(catalog: Catalog, pipeline: str, delivery: str) -> Command | None:
-    """Return the command that pauses a delivery at present; None if the delivery is not paused."""
-    pending = catalog.commands.pending(pipeline, PAUSE_DELIVERY)
-    return next((command for command in pending if command.payload["delivery"] == delivery), None)
-
-
-def pause(catalog: Catalog, pipeline: str, delivery: str, actor: str) -> bool:
-    """Pause a delivery; return False if it is paused already."""
-    if pause_of(catalog, pipeline, delivery) is not None:
-        return False
-    catalog.commands.post(pipeline, PAUSE_DELIVERY, {"delivery": delivery})
-    catalog.audit.write(actor, "delivery pause", pipeline, {"delivery": delivery})
-    return True
-
-
-def resume(catalog: Catalog, pipeline: str, delivery: str, actor: str) -> bool:
-    """Let a paused delivery continue; return False if it is not paused."""
-    command = pause_of(catalog, pipeline, delivery)
-    if command is None:
-        return False
-    catalog.commands.finish(command.id, {})
-    catalog.audit.write(actor, "delivery resume", pipeline, {"delivery": delivery})
-    return True
 
 
 def request_rewind(catalog: Catalog, pipeline: str, delivery: str, position: str, actor: str) -> int:

@@ -120,16 +120,16 @@ def show(name: NameArgument, config: ConfigOption = DEFAULT_CONFIG, json: JsonOp
 
 def pause(name: NameArgument, config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
     """Pause a delivery until 'cdc deliveries resume'; the log keeps its changes, at most for log.retain.max."""
-    from cdc.catalog import delivery_requests
+    from cdc.catalog.delivery_requests import DELIVERY_PAUSES
 
-    _change("pause", name, config, json=json, act=delivery_requests.pause)
+    _change("pause", name, config, json=json, act=DELIVERY_PAUSES.pause)
 
 
 def resume(name: NameArgument, config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
     """Let a paused delivery continue where it was."""
-    from cdc.catalog import delivery_requests
+    from cdc.catalog.delivery_requests import DELIVERY_PAUSES
 
-    _change("resume", name, config, json=json, act=delivery_requests.resume)
+    _change("resume", name, config, json=json, act=DELIVERY_PAUSES.resume)
 
 
 def rewind(

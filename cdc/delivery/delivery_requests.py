@@ -9,14 +9,14 @@ import structlog
 
 from cdc.catalog import Catalog, Command
 from cdc.catalog.dead_letter_requests import DLQ, DeadLetterAction, DeadLetterOutcome
-from cdc.catalog.delivery_requests import PAUSE_DELIVERY, REWIND_DELIVERY
+from cdc.catalog.delivery_requests import DELIVERY_PAUSES, REWIND_DELIVERY
 from cdc.delivery.delivery_figures import dead_letter
 from cdc.delivery.delivery_loop import DeliveryLoop
 from cdc.errors import CdcError, Reaction
 from cdc.failpoint import hit
 from cdc.position import Position
 
-KINDS: Final = (PAUSE_DELIVERY, REWIND_DELIVERY, DLQ)
+KINDS: Final = (DELIVERY_PAUSES.kind, REWIND_DELIVERY, DLQ)
 """Kinds of commands that are requests to a delivery."""
 STOPPED_EVERY: Final = 1.0
 """Seconds between two looks for requests while a delivery has stopped because of an error."""
@@ -40,7 +40,7 @@ class DeliveryRequests:
         except CdcError as exc:
             self._log_unreachable(exc)
             return
-        self.is_paused = any(command.kind == PAUSE_DELIVERY for command in pending)
+        self.is_paused = any(command.kind == DELIVERY_PAUSES.kind for command in pending)
         for command in pending:
             if command.kind == REWIND_DELIVERY:
                 # the number alone is not unique: a new catalog begins again with 1

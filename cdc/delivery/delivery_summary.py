@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from cdc.catalog import REPORT_MAX_AGE, Catalog, SinkProgress
-from cdc.catalog.delivery_requests import pause_of
+from cdc.catalog.delivery_requests import DELIVERY_PAUSES
 from cdc.config import Definition
 from cdc.delivery.destinations import promise_of
 from cdc.errors import UnknownName
@@ -39,6 +39,7 @@ class DeliverySummary:
 def summaries(definition: Definition, catalog: Catalog, now: datetime | None = None) -> list[DeliverySummary]:
     """Return every delivery of a definition. now: default the present time."""
     progress = {one.sink: one for one in catalog.sinks.ls(definition.name)}
+    paused = DELIVERY_PAUSES.paused(catalog, definition.name)
     is_running = _is_running(catalog, definition.name, now or datetime.now(UTC))
     return [
         DeliverySummary(
@@ -47,7 +48,7 @@ def summaries(definition: Definition, catalog: Catalog, now: datetime | None = N
             promise=promise_of(one).value,
             format=one.format.value,
             topic=one.topic,
-            paused=pause_of(catalog, definition.name, one.name) is not None,
+            paused=one.name in paused,
             **_progress_fields(progress.get(one.name), is_running=is_running),
         )
         for one in definition.deliveries

@@ -20,7 +20,7 @@ import numpy as np
 from confluent_kafka import Consumer
 
 from cdc.catalog import Catalog
-from cdc.catalog.delivery_requests import pause, resume
+from cdc.catalog.delivery_requests import DELIVERY_PAUSES
 from cdc.config import load_definition
 from cdc.delivery.destinations.contract import DeliveryIdentity
 from cdc.delivery.destinations.contract import Event as DeliveredEvent
@@ -119,11 +119,11 @@ def _catch_up(place: ReaderPlace, seen: _SeenEvents, seconds: float) -> float:
     """Pause the delivery under load for some seconds; return events per second while it catches up, ÷ the load."""
     definition = load_definition(place.write())
     with Catalog.open(definition.catalog.url) as catalog:
-        pause(catalog, definition.name, DELIVERY, "benchmark")
+        DELIVERY_PAUSES.pause(catalog, definition.name, DELIVERY, "benchmark")
         time.sleep(seconds)
         before, began = seen.count, time.monotonic()
         target = LogReader(place.log).durable or 0
-        resume(catalog, definition.name, DELIVERY, "benchmark")
+        DELIVERY_PAUSES.resume(catalog, definition.name, DELIVERY, "benchmark")
     until(lambda: seen.position >= target, 300, pause=0.005)
     # with the time in which the process looks for the request
     return (seen.count - before) / (time.monotonic() - began) / (4 * RATE)

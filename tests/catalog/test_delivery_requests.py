@@ -1,21 +1,9 @@
-"""Requests to deliveries: a pause lasts until somebody resumes, and a rewind is carried out once."""
+"""Requests to deliveries: a rewind is carried out once, and every request is in the audit log."""
 
 from __future__ import annotations
 
 from cdc.catalog import Catalog, delivery_requests
-from cdc.catalog.delivery_requests import PAUSE_DELIVERY, REWIND_DELIVERY
-
-
-def test_a_delivery_is_paused_until_it_is_resumed(catalog: Catalog) -> None:
-    assert delivery_requests.pause_of(catalog, "shop", "copy") is None
-    assert delivery_requests.pause(catalog, "shop", "copy", "ada")
-    assert not delivery_requests.pause(catalog, "shop", "copy", "ada")
-    assert delivery_requests.pause_of(catalog, "shop", "copy") is not None
-    assert delivery_requests.pause_of(catalog, "shop", "other") is None
-
-    assert delivery_requests.resume(catalog, "shop", "copy", "ada")
-    assert not delivery_requests.resume(catalog, "shop", "copy", "ada")
-    assert delivery_requests.pause_of(catalog, "shop", "copy") is None
+from cdc.catalog.delivery_requests import DELIVERY_PAUSES, REWIND_DELIVERY
 
 
 def test_a_rewind_is_awaited_until_the_process_has_carried_it_out(catalog: Catalog) -> None:
@@ -28,8 +16,8 @@ def test_a_rewind_is_awaited_until_the_process_has_carried_it_out(catalog: Catal
 
 
 def test_every_request_is_in_the_audit_log(catalog: Catalog) -> None:
-    delivery_requests.pause(catalog, "shop", "copy", "ada")
-    delivery_requests.resume(catalog, "shop", "copy", "ada")
+    DELIVERY_PAUSES.pause(catalog, "shop", "copy", "ada")
+    DELIVERY_PAUSES.resume(catalog, "shop", "copy", "ada")
     delivery_requests.request_rewind(catalog, "shop", "copy", "0/1", "ada")
 
     assert [one.action for one in catalog.audit.ls(10)] == ["delivery rewind", "delivery resume", "delivery pause"]
@@ -37,9 +25,9 @@ def test_every_request_is_in_the_audit_log(catalog: Catalog) -> None:
 
 def test_requests_of_several_kinds_are_read_at_once_in_order(catalog: Catalog) -> None:
     number = delivery_requests.request_rewind(catalog, "shop", "copy", "0/1", "ada")
-    delivery_requests.pause(catalog, "shop", "copy", "ada")
+    DELIVERY_PAUSES.pause(catalog, "shop", "copy", "ada")
 
-    found = catalog.commands.pending("shop", PAUSE_DELIVERY, REWIND_DELIVERY)
+    found = catalog.commands.pending("shop", DELIVERY_PAUSES.kind, REWIND_DELIVERY)
 
-    assert [one.kind for one in found] == [REWIND_DELIVERY, PAUSE_DELIVERY]
+    assert [one.kind for one in found] == [REWIND_DELIVERY, DELIVERY_PAUSES.kind]
     assert found[0].id == number

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cdc.catalog import Catalog
-from cdc.catalog.delivery_requests import REWIND_DELIVERY, pause_of
+from cdc.catalog.delivery_requests import DELIVERY_PAUSES, REWIND_DELIVERY
 from tests.cli.command import run
 from tests.config.definitions import SOUND
 from tests.delivery.sent_log import begin_log
@@ -38,7 +38,7 @@ def test_a_delivery_is_paused_and_resumed(capsys: pytest.CaptureFixture[str], de
     paused = run(capsys, "deliveries", "pause", "events", "-c", definition)
     again = run(capsys, "deliveries", "pause", "events", "-c", definition)
     with Catalog.open(f"sqlite:///{definition.parent}/catalog.db") as catalog:
-        assert pause_of(catalog, "shop", "events") is not None
+        assert DELIVERY_PAUSES.paused(catalog, "shop") == {"events"}
     resumed = run(capsys, "deliveries", "resume", "events", "-c", definition)
 
     assert "delivery 'events' is paused\n" in paused.output

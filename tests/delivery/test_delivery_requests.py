@@ -10,6 +10,7 @@ import pytest
 
 from cdc.catalog import Catalog, delivery_requests
 from cdc.catalog.dead_letter_requests import DLQ
+from cdc.catalog.delivery_requests import DELIVERY_PAUSES
 from cdc.delivery.delivery_requests import DeliveryRequests
 from cdc.delivery.progress import Progress
 from cdc.failpoint import Abandoned
@@ -80,7 +81,7 @@ def test_requests_to_another_sink_stay_pending(sent: Sent):
 
 def test_a_rewind_and_a_pause_are_answered(sent: Sent):
     number = delivery_requests.request_rewind(sent.catalog, "shop", NAME, "0/14", "ada")
-    delivery_requests.pause(sent.catalog, "shop", NAME, "ada")
+    DELIVERY_PAUSES.pause(sent.catalog, "shop", NAME, "ada")
 
     sent.requests.answer(sent.run.loop)
 
@@ -88,7 +89,7 @@ def test_a_rewind_and_a_pause_are_answered(sent: Sent):
     assert delivery_requests.await_rewind(sent.catalog, number, 0.0)
     assert sent.requests.is_paused
     assert sent.requests.pause_notice() == "paused: run 'cdc deliveries resume copy'"
-    delivery_requests.resume(sent.catalog, "shop", NAME, "ada")
+    DELIVERY_PAUSES.resume(sent.catalog, "shop", NAME, "ada")
     sent.requests.answer(sent.run.loop)
     assert sent.requests.pause_notice() is None
 
@@ -121,7 +122,7 @@ def test_a_rewind_whose_process_died_before_it_was_answered_is_carried_out_once(
 
 
 def test_without_the_catalog_a_delivery_continues_and_stays_paused(sent: Sent, tmp_path: Path):
-    delivery_requests.pause(sent.catalog, "shop", NAME, "ada")
+    DELIVERY_PAUSES.pause(sent.catalog, "shop", NAME, "ada")
     sent.requests.answer(sent.run.loop)
     (tmp_path / "catalog.db").rename(tmp_path / "away")
     (tmp_path / "catalog.db").mkdir()
@@ -133,7 +134,7 @@ def test_without_the_catalog_a_delivery_continues_and_stays_paused(sent: Sent, t
 
 
 def test_a_stopped_delivery_waits_for_a_request_that_is_new(sent: Sent):
-    delivery_requests.pause(sent.catalog, "shop", NAME, "ada")
+    DELIVERY_PAUSES.pause(sent.catalog, "shop", NAME, "ada")
     found: list[bool] = []
     waiting = Thread(target=lambda: found.append(sent.requests.await_any(Event())))
     waiting.start()

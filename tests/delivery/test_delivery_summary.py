@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cdc.catalog import REPORT_MAX_AGE, Catalog, ProcessReport, SinkProgress
-from cdc.catalog.delivery_requests import pause
+from cdc.catalog.delivery_requests import DELIVERY_PAUSES
 from cdc.config import load_definition
 from cdc.delivery.delivery_summary import check_name, summaries
 from cdc.delivery.destinations import CLASSES, PROMISES, new_destination
@@ -26,7 +26,7 @@ def test_a_summary_has_what_definition_and_catalog_say(tmp_path: Path) -> None:
             definition.name, SinkProgress("pipe", 20, datetime(2026, 1, 2, tzinfo=UTC), 1.5, "failed", "a reason")
         )
         catalog.processes.report(ProcessReport(definition.name, "deliver", 1, "stopped"))
-        pause(catalog, definition.name, "events", "tester")
+        DELIVERY_PAUSES.pause(catalog, definition.name, "events", "tester")
         events, pipe = summaries(definition, catalog)
 
     assert (events.state, events.promise, events.paused, events.position) == ("not started", "exactly once", True, None)

@@ -8,6 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path
 
 from cdc.catalog import delivery_requests
+from cdc.catalog.delivery_requests import DELIVERY_PAUSES
 from cdc.delivery.delivery_summary import DeliverySummary, check_name, summaries
 from cdc.position import Position
 from cdc.service.api.route_context import ACCEPTED, Actor, Context, EmptyBody, RequestBody, Text
@@ -55,14 +56,14 @@ def deliveries(context: Context) -> list[DeliverySummary]:
 def pause_delivery(context: Context, delivery: DeliveryPath, _body: EmptyBody, actor: Actor) -> DeliveryChange:
     """Pause a delivery until it is resumed (`cdc deliveries pause`)."""
     check_name(context.definition, delivery)
-    return DeliveryChange(delivery, delivery_requests.pause(context.catalog, context.name, delivery, actor))
+    return DeliveryChange(delivery, DELIVERY_PAUSES.pause(context.catalog, context.name, delivery, actor))
 
 
 @routes.post("/deliveries/{delivery}/resume")
 def resume_delivery(context: Context, delivery: DeliveryPath, _body: EmptyBody, actor: Actor) -> DeliveryChange:
     """Let a paused delivery continue (`cdc deliveries resume`)."""
     check_name(context.definition, delivery)
-    return DeliveryChange(delivery, delivery_requests.resume(context.catalog, context.name, delivery, actor))
+    return DeliveryChange(delivery, DELIVERY_PAUSES.resume(context.catalog, context.name, delivery, actor))
 
 
 @routes.post("/deliveries/{delivery}/rewind", status_code=ACCEPTED)

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from cdc.catalog import Catalog, ProcessReport, SinkProgress
-from cdc.catalog.delivery_requests import REWIND_DELIVERY, pause_of
+from cdc.catalog.delivery_requests import DELIVERY_PAUSES, REWIND_DELIVERY
 from cdc.config.destinations import FileDelivery
 from cdc.service.api.app import create_app
 from tests.service.pipeline import NAME, definition, new_catalog
@@ -55,7 +55,7 @@ def test_a_delivery_is_paused_once_and_resumed_once(client: httpx.Client, catalo
     assert client.get(DELIVERIES).json()[0]["paused"] is True
     assert client.post(f"{DELIVERIES}/events/resume", json={}).json()["changed"] is True
     assert client.post(f"{DELIVERIES}/events/resume", json={}).json()["changed"] is False
-    assert pause_of(catalog, NAME, "events") is None
+    assert DELIVERY_PAUSES.paused(catalog, NAME) == frozenset()
     assert [line.action for line in catalog.audit.ls()] == ["delivery resume", "delivery pause"]
 
 
