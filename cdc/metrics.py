@@ -49,6 +49,7 @@ _SINK: Final = ("pipeline", "sink")
 _TABLE: Final = ("pipeline", "table")
 _TARGET: Final = ("pipeline", "sink", "table")
 _CONSUMER: Final = ("pipeline", "consumer")
+_VIEW: Final = ("pipeline", "view")
 _DURATIONS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Bucket bounds in seconds for durations: an append takes 10 ms, a merge of a large table half a minute."""
 _LATENCIES: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
@@ -284,6 +285,37 @@ DELIVERY_EVENTS: Final = Metric(
 )
 DELIVERY_DROPPED: Final = Metric(
     "cdc_delivery_dropped_changes", Kind.GAUGE, "number of changes that the overload policy has left out", _SINK
+)
+VIEW_INPUT_ROWS: Final = Metric(
+    "cdc_view_input_rows_total",
+    Kind.COUNTER,
+    "changed rows of tables from which a view was computed incrementally",
+    _VIEW,
+)
+VIEW_AFFECTED_KEYS: Final = Metric(
+    "cdc_view_affected_keys_total",
+    Kind.COUNTER,
+    "keys of a view whose rows were computed because changed rows of its tables could have changed them",
+    _VIEW,
+)
+VIEW_CHANGES: Final = Metric("cdc_view_changes_total", Kind.COUNTER, "changes of a view's rows that were logged", _VIEW)
+VIEW_COMPUTATIONS: Final = Metric(
+    "cdc_view_computations_total",
+    Kind.COUNTER,
+    "number of times that a view was computed; the label 'mode' is incremental or whole",
+    (*_VIEW, "mode"),
+)
+VIEW_SECONDS: Final = Metric(
+    "cdc_view_seconds_total", Kind.COUNTER, "seconds that computing a view took, by mode", (*_VIEW, "mode")
+)
+VIEW_KEYS_LEFT: Final = Metric(
+    "cdc_view_keys_left",
+    Kind.GAUGE,
+    "affected keys that the running computation of a view has not done yet; it does many keys in slices",
+    _VIEW,
+)
+VIEW_SECONDS_LEFT: Final = Metric(
+    "cdc_view_seconds_left", Kind.GAUGE, "estimated seconds until the running computation of a view is complete", _VIEW
 )
 VERIFY_SUCCESS: Final = Metric(
     "cdc_verify_last_success_timestamp_seconds",

@@ -1,13 +1,26 @@
-"""Requests to compute a view as a whole, from the command line to the apply process."""
+"""Requests about views, from command line and API to the apply process: compute one as a whole, pause, resume."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from cdc.catalog import Catalog
+from cdc.catalog.pause_requests import PauseRequests
 
+VIEW_PAUSES: Final = PauseRequests("pause_view", "view")
 REFRESH_VIEW: Final = "refresh_view"
 """Kind of the command that asks for a whole computation of a view; its payload is {"view": name}."""
+
+
+@dataclass(frozen=True, slots=True)
+class ViewRequests:
+    """What people asked of the views of a pipeline."""
+
+    refreshes: tuple[str, ...] = ()
+    """Views to compute as a whole; each request is answered once."""
+    paused: frozenset[str] = frozenset()
+    """Views that are paused at present."""
 
 
 def request_refresh(catalog: Catalog, pipeline: str, view: str, actor: str) -> None:
@@ -16,9 +29,10 @@ def request_refresh(catalog: Catalog, pipeline: str, view: str, actor: str) -> N
     catalog.audit.write(actor, "view refresh", pipeline, {"view": view})
 
 
-def take_refreshes(catalog: Catalog, pipeline: str) -> list[str]:
-    """Return the views that somebody asked to compute, and answer the requests."""
+def take_requests(catalog: Catalog, pipeline: str) -> ViewRequests:
+    """Return what was asked, and answer the requests to compute a view."""
     commands = catalog.commands.pending(pipeline, REFRESH_VIEW)
     for command in commands:
         catalog.commands.finish(command.id, {})
-    return [command.payload["view"] for command in commands]
+    refreshes = tuple(command.payload["view"] for command in commands)
+    return ViewRequests(refreshes, VIEW_PAUSES.paused(catalog, pipeline))

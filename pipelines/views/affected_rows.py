@@ -41,8 +41,10 @@ class ChangedInputs:
 class AffectedRows:
     """Computes rows of one view for one step."""
 
-    def __init__(self, query: ViewQuery, inputs: ViewInputs, changed: ChangedInputs) -> None:
-        self._query, self._inputs, self._changed = query, inputs, changed
+    def __init__(
+        self, query: ViewQuery, inputs: ViewInputs, changed: ChangedInputs, keys_at_once: int = KEYS_AT_ONCE
+    ) -> None:
+        self._query, self._inputs, self._changed, self._keys_at_once = query, inputs, changed, keys_at_once
         self._few = _FewRows.of(query, changed)
         self.number = 0
         """Number of the affected keys."""
@@ -51,8 +53,8 @@ class AffectedRows:
         """Yield the rows of some affected keys before and after the changes, until all are done."""
         keys = self._affected_keys()
         self.number = keys.num_rows
-        for first in range(0, keys.num_rows, KEYS_AT_ONCE):
-            some = keys.slice(first, KEYS_AT_ONCE)
+        for first in range(0, keys.num_rows, self._keys_at_once):
+            some = keys.slice(first, self._keys_at_once)
             self._inputs.register_table(some, _KEYS)
             before, after = self._names_for(some)
             yield self._inputs.both(self._query.of_keys(before, _KEYS), self._query.of_keys(after, _KEYS))

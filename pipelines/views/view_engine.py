@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Final
@@ -35,7 +35,7 @@ from cdc.log.reader import LogReader
 from cdc.stores.published_record import Published
 from cdc.table import TableSchema, TableState
 from cdc.view_sql.view_query import ViewQuery, queries_of
-from pipelines.views.affected_rows import AffectedRows, ChangedInputs
+from pipelines.views.affected_rows import KEYS_AT_ONCE, AffectedRows, ChangedInputs
 from pipelines.views.changed_rows import all_new, check_key, differences
 from pipelines.views.input_changes import KeysByRelation, changed_keys, distinct
 from pipelines.views.kept_rows import check_time, floor_at, old_rows, without_old
@@ -69,12 +69,27 @@ class ViewFigures:
     """What the engine did for one view in the last step."""
 
     state: str = "waiting"
-    """`live`, `waiting` for its inputs, or `failed`."""
+    """`live`, `waiting` for its inputs, `paused`, or `failed`."""
     reason: str = ""
     position: int = 0
     """The position of the inputs of which its rows are the result."""
     changed_rows: int = 0
+    """Number of changes that were logged."""
+    input_rows: int = 0
+    """Number of changed rows of its inputs; those of an input of which every row may have changed are not counted."""
     affected_keys: int = 0
+    mode: str = ""
+    """How it was computed: `incremental` or `whole`; empty if it was not computed."""
+    seconds: float = 0.0
+    keys_left: int = 0
+    """Number of affected keys that a computation in slices has not done yet."""
+    seconds_left: float = 0.0
+    """Estimated time that they take."""
+
+    def begin(self) -> None:
+        """Forget the numbers of the step before."""
+        self.input_rows = self.affected_keys = self.keys_left = 0
+        self.mode, self.seconds, self.seconds_left = "", 0.0, 0.0
 
 
 @dataclass(slots=True)
@@ -104,6 +119,12 @@ class ViewEngine:
         self._refreshed_at: dict[str, float] = {}
         self._requested: set[str] = set()
         """Views to compute as a whole in the next step, because somebody asked for it."""
+        self.paused: frozenset[str] = frozenset()
+        """Views that are not computed. Afterwards each is computed as a whole, and its differences are logged."""
+        self.keys_at_once = KEYS_AT_ONCE
+        """Maximum number of affected keys in one slice."""
+        self.on_slice: Callable[[str, ViewFigures], None] = lambda _view, _figures: None
+        """Called after each slice of the affected keys of a view."""
         self._relations = _numbered([view.name for view in views], log_of_views.schemas())
         self._fingerprints = {view.name: _fingerprint(view, self._queries[view.name], sink) for view in views}
         self.figures = {view.name: ViewFigures() for view in views}
@@ -158,7 +179,10 @@ class ViewEngine:
     def _compute(self, view: View, step: _Step, commit: ViewCommit) -> ComputedView | None:
         """Add the changes of one view to the commit, and return how they were computed; None if they could not be."""
         figures, began = self.figures[view.name], time.monotonic()
-        figures.affected_keys = 0
+        figures.begin()
+        if view.name in self.paused:
+            figures.state, figures.reason = "paused", f"paused: run 'cdc views resume {view.name}'"
+            return step.before.views.get(view.name)
         depends_on = (tuple(step.inputs), tuple(step.schemas.values()))
         failure = self._failures.get(view.name)
         if failure is not None and failure.depends_on == depends_on and began < failure.due:
@@ -172,6 +196,7 @@ class ViewEngine:
             error = exc if isinstance(exc, CdcError) else _error_of(view, exc)
             self._failures[view.name] = _Failure(depends_on, began + TRY_AGAIN)
             figures.state, figures.reason = "failed", f"{error.code} {error.message}"
+            figures.keys_left, figures.seconds_left = 0, 0.0
             log.exception(
                 "a view stopped; the other views continue",
                 view=view.name,
@@ -181,6 +206,7 @@ class ViewEngine:
             self._mark(view, commit, TableState.NEEDS_RESYNC, figures.reason)
             return None
         self._failures.pop(view.name, None)
+        figures.seconds = time.monotonic() - began if figures.mode else 0.0
         if found is not None:
             figures.state, figures.reason = "live", ""
         return found
@@ -224,6 +250,7 @@ class ViewEngine:
         known: the version of the rows in the log; None if they cannot be used. floor: time before which rows are old.
         """
         query = self._queries[view.name]
+        self.figures[view.name].mode = "whole"
         names = self._inputs.register({topic: step.inputs[topic] for topic in query.inputs}, "b")
         result = self._inputs.rows(query.whole(names))
         schema = self._new_version(view, result.schema)
@@ -245,7 +272,8 @@ class ViewEngine:
 
     def _add_affected(self, view: View, known: TableSchema, step: _Step, commit: ViewCommit, floor: int | None) -> None:
         """Compute the rows of the affected keys at both cuts, and add their differences."""
-        query = self._queries[view.name]
+        query, figures, began = self._queries[view.name], self.figures[view.name], time.monotonic()
+        figures.mode = "incremental"
         changed = ChangedInputs(
             {topic: step.before.inputs[topic] for topic in query.inputs},
             {topic: step.inputs[topic] for topic in query.inputs},
@@ -255,12 +283,16 @@ class ViewEngine:
                 if topic in query.inputs and keys is not None
             },
         )
-        affected = AffectedRows(query, self._inputs, changed)
-        for old, new in affected.pairs():
+        figures.input_rows = sum(keys.num_rows for keys in changed.keys.values())
+        affected = AffectedRows(query, self._inputs, changed, self.keys_at_once)
+        for number, (old, new) in enumerate(affected.pairs(), 1):
             if self._new_version(view, new.schema) != known:
                 raise ViewFailed(f"the columns of view {view.name!r} changed with those of its tables")
             commit.add_rows(known, differences(_rows(old, known, floor), _rows(new, known, floor)))
-        self.figures[view.name].affected_keys = affected.number
+            figures.affected_keys = min(number * self.keys_at_once, affected.number)
+            figures.keys_left = affected.number - figures.affected_keys
+            figures.seconds_left = (time.monotonic() - began) / figures.affected_keys * figures.keys_left
+            self.on_slice(view.name, figures)
 
     def _new_version(self, view: View, fields: pa.Schema) -> TableSchema:
         earlier = self._log.versions(view.name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from cdc.back_off import BackOff
 from cdc.capture.settings import reader_settings, retention_of
 from cdc.catalog import Catalog
-from cdc.catalog.view_requests import take_refreshes
+from cdc.catalog.view_requests import ViewRequests, take_requests
 from cdc.config import Definition
 from cdc.config.views import NAME_OF_VIEWS
 from cdc.errors import CdcError, as_cdc_error
@@ -25,12 +25,12 @@ from cdc.log.consumer_registration import ConsumerRegistration
 from cdc.log.disk_format import LogIdentity
 from cdc.log.maintenance_worker import RetentionWorker
 from cdc.log.reader import LogReader
-from cdc.stores.published_record import Published, TableRecord, TargetState
 from pipelines.runtime.sink_lease import SinkLeases
 from pipelines.runtime.sink_status_reporter import ProgressReporter, SinkFigures
 from pipelines.views.input_cuts import InputCuts
 from pipelines.views.log_of_views import LogOfViews
-from pipelines.views.view_engine import ViewEngine, ViewFigures
+from pipelines.views.view_engine import ViewEngine
+from pipelines.views.view_report import ViewReport
 
 CUT_POLL: Final = 0.2
 """Seconds for which the thread waits for a cut before it looks whether it should end."""
@@ -38,12 +38,6 @@ ASK_EVERY: Final = 1.0
 """Seconds between two looks for requests in the catalog."""
 FAILED: Final = BackOff(0.5, 30.0)
 """Pauses between attempts after an error that is not that of one view."""
-_STATES: Final = {
-    "live": TargetState.STREAMING,
-    "waiting": TargetState.SNAPSHOTTING,
-    "failed": TargetState.FAILED,
-}
-
 log = structlog.get_logger("views")
 
 
@@ -54,10 +48,9 @@ class ViewServices:
     session: Callable[[], SparkSession]
     """Starts Spark, if necessary, and returns its session."""
     leases: SinkLeases
-    figures: SinkFigures
-    """The reported state of the views."""
-    refreshes: Callable[[], Sequence[str]]
-    """Returns the views that somebody asked to compute as a whole, each once."""
+    report: ViewReport
+    requests: Callable[[], ViewRequests]
+    """Returns what people ask of the views."""
 
 
 class ViewWorker(Thread):
@@ -83,7 +76,7 @@ class ViewWorker(Thread):
                 error = as_cdc_error(exc, NAME_OF_VIEWS)
                 if self._end.is_set():
                     return
-                self._services.figures.record_failure(error)
+                self._services.report.failed(error)
                 log.warning(
                     "cannot compute the views; the sinks continue, and the views are tried again",
                     code=error.code,
@@ -99,6 +92,7 @@ class ViewWorker(Thread):
         change_log = LogReader(definition.log.root)
         views = open_log_of_views(definition, change_log)
         engine = ViewEngine(definition.views, sink, views, change_log, self._services.session().newSession())
+        engine.on_slice = self._services.report.slice_done
         registration = ConsumerRegistration(definition.log.root, _consumer_uuid(change_log.log_id), NAME_OF_VIEWS)
         with RetentionWorker(definition.log.of_views, retention_of(definition), self._is_upkeep_due.set) as upkeep:
             asked_at = 0.0
@@ -109,8 +103,10 @@ class ViewWorker(Thread):
                 registration.report(views.position, change_log.pinned_version(views.position))
                 record = self._cuts.take(CUT_POLL)
                 last = change_log.last_commit
-                if record is not None and last is not None and engine.advance(record, last.commit_source):
-                    self._report(record, engine.figures)
+                if record is not None and last is not None and record.position > views.position:
+                    self._services.report.start(record)
+                    engine.advance(record, last.commit_source)
+                    self._services.report.computed(record, engine.figures)
                 if record is not None:
                     self._cuts.keep_only_last()
                 if self._is_upkeep_due.is_set():
@@ -119,20 +115,12 @@ class ViewWorker(Thread):
 
     def _follow_requests(self, engine: ViewEngine) -> None:
         try:
-            for name in self._services.refreshes():
+            requests = self._services.requests()
+            engine.paused = requests.paused
+            for name in requests.refreshes:
                 engine.refresh(name)
         except CdcError as exc:
             log.warning("cannot read requests for views from the catalog", code=exc.code, message=exc.message)
-
-    def _report(self, record: Published, views: Mapping[str, ViewFigures]) -> None:
-        tables = {
-            number: TableRecord(number, topic, "", found.position, None, _STATES[found.state], found.reason or None)
-            for number, (topic, found) in enumerate(views.items())
-        }
-        rows = {number: found.changed_rows for number, found in enumerate(views.values())}
-        self._services.figures.record_published(
-            Published(record.position, record.committed_at, tables), lag=None, rows=rows
-        )
 
 
 @contextmanager
@@ -148,7 +136,8 @@ def computed_views(
         SinkLeases(catalog, definition.name),
     )
     reporter.sinks.append(figures)
-    services = ViewServices(session, leases, figures, partial(take_refreshes, catalog, definition.name))
+    requests = partial(take_requests, catalog, definition.name)
+    services = ViewServices(session, leases, ViewReport(definition.name, figures, reporter.figures), requests)
     worker = ViewWorker(definition, cuts, services, ended)
     worker.start()
     try:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cdc.catalog import Catalog, TableProgress
-from cdc.catalog.view_requests import take_refreshes
+from cdc.catalog.view_requests import take_requests
 from tests.cli.command import run
 from tests.config.definitions import SOUND
 from tests.fixtures.catalog import put_catalog
@@ -56,11 +56,26 @@ def test_a_view_is_explained(capsys: pytest.CaptureFixture[str], definition: Pat
 def test_a_refresh_is_a_request_to_the_apply_process(capsys: pytest.CaptureFixture[str], definition: Path) -> None:
     assert "computed at the next cut" in run(capsys, "views", "refresh", "shop.documents", "-c", definition).output
     with opened(definition) as catalog:
-        assert take_refreshes(catalog, "shop") == ["shop.documents"]
-        assert take_refreshes(catalog, "shop") == []
+        assert take_requests(catalog, "shop").refreshes == ("shop.documents",)
+        assert take_requests(catalog, "shop").refreshes == ()
+
+
+def test_a_view_is_paused_shown_and_resumed(capsys: pytest.CaptureFixture[str], definition: Path) -> None:
+    assert "'shop.documents' is paused\n" in run(capsys, "views", "pause", "shop.documents", "-c", definition).output
+    assert "is paused already" in run(capsys, "views", "pause", "shop.documents", "-c", definition).output
+    with opened(definition) as catalog:
+        assert take_requests(catalog, "shop").paused == {"shop.documents"}
+
+    shown = run(capsys, "views", "show", "shop.documents", "-c", definition).output
+    assert "paused:        True\n" in shown
+    assert "computations:  incremental 0, whole 0\n" in shown
+    assert "sql:\nSELECT o.id FROM shop.orders o JOIN" in shown
+    assert "is running\n" in run(capsys, "views", "resume", "shop.documents", "-c", definition).output
+    found = run(capsys, "views", "show", "shop.documents", "-c", definition, "--json").envelope["result"]
+    assert (found["name"], found["paused"]) == ("shop.documents", False)
 
 
 def test_an_unknown_view_is_refused(capsys: pytest.CaptureFixture[str], definition: Path) -> None:
-    for command in ("refresh", "explain"):
+    for command in ("refresh", "explain", "show", "pause", "resume"):
         done = run(capsys, "views", command, "shop.other", "-c", definition)
         assert (done.status, "CDC-5010" in done.errors) == (2, True)

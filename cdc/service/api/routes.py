@@ -17,6 +17,7 @@ from cdc.service.api import (
     query_routes,
     search_routes,
     status_routes,
+    view_routes,
 )
 from cdc.service.api.error_responses import ERROR_RESPONSES, add_error_handlers
 
@@ -43,6 +44,7 @@ def _api() -> FastAPI:
         delivery_routes,
         search_routes,
         query_routes,
+        view_routes,
     ):
         api.include_router(module.routes, **described)
     api.include_router(status_routes.page_routes)

@@ -94,7 +94,14 @@ def test_a_view_is_built_and_then_follows_the_changes_of_all_its_tables(tmp_path
         shop.write(("shop.customers", "u", ("2", "Bo")))  # orders 1, 3 and 5
         shop.compute()
         assert operations(shop, TOTALS) == [("u", "1"), ("u", "3"), ("u", "5")]
-        assert shop.engine.figures["shop.v_totals"].changed_rows == 3
+        figures = shop.engine.figures["shop.v_totals"]
+        assert (figures.mode, figures.input_rows, figures.affected_keys, figures.changed_rows) == (
+            "incremental",
+            1,
+            3,
+            3,
+        )
+        assert figures.seconds > 0
         assert operations(shop, BY_DAY) == []
         shop.write(("shop.items", "u", ("2", "4", "sku2", "3", "2.50")), ("shop.orders", "d", ("3",)))
         shop.compute()
@@ -128,6 +135,45 @@ def test_a_change_that_no_row_shows_is_not_logged(tmp_path: Path, spark: SparkSe
         shop.compute()
         assert operations(shop, TOTALS) == []
         assert shop.engine.figures["shop.v_totals"].affected_keys == 1
+
+
+@pytest.mark.slow
+def test_many_keys_are_computed_in_slices(tmp_path: Path, spark: SparkSession) -> None:
+    with opened(tmp_path / "shop", spark, TOTALS) as shop:
+        filled(shop)
+        shop.compute()
+        slices: list[tuple[int, int]] = []
+        shop.engine.keys_at_once = 2
+        shop.engine.on_slice = lambda _, figures: slices.append((figures.affected_keys, figures.keys_left))
+        shop.write(("shop.customers", "u", ("1", "A")), ("shop.customers", "u", ("2", "B")))
+        shop.compute()
+        assert slices == [(2, 4), (4, 2), (6, 0)]
+        assert len(operations(shop, TOTALS)) == 6
+        assert shop.rows("shop.v_totals") == expected(shop, TOTALS)
+
+
+@pytest.mark.slow
+def test_a_paused_view_stays_as_it_is_and_then_gets_all_differences(tmp_path: Path, spark: SparkSession) -> None:
+    with opened(tmp_path / "shop", spark, TOTALS, BY_DAY) as shop:
+        filled(shop)
+        shop.compute()
+        before = shop.rows("shop.v_totals")
+        shop.engine.paused = frozenset({"shop.v_totals"})
+        for name, quantity in (("Bo", "5"), ("Bob", "2")):
+            shop.write(("shop.customers", "u", ("2", name)))
+            shop.write(("shop.items", "u", ("1", "1", "sku1", quantity, "2.50")))
+            shop.compute()
+            assert shop.rows("shop.v_totals") == before
+            assert shop.rows("shop.v_days") == expected(shop, BY_DAY)
+        figures = shop.engine.figures["shop.v_totals"]
+        assert (figures.state, figures.mode, figures.position < shop.views.position) == ("paused", "", True)
+        shop.reopen()
+        shop.write(("shop.orders", "u", ("1", "2", "paid", None)))
+        shop.compute()
+        assert operations(shop, TOTALS) == [("u", "1")]
+        assert shop.rows("shop.v_totals") == expected(shop, TOTALS)
+        figures = shop.engine.figures["shop.v_totals"]
+        assert (figures.state, figures.mode, figures.position) == ("live", "whole", shop.views.position)
 
 
 @pytest.mark.slow

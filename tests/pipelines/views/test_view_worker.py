@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from cdc.catalog import Catalog
+from cdc.catalog.view_summary import view_summaries
+from cdc.config import load_definition
 from cdc.config.views import NAME_OF_VIEWS
 from cdc.demo.shop_workload import Workload
 from cdc.log.reader import LogReader
@@ -65,16 +67,16 @@ def assert_equal(pipeline: Pipeline) -> None:
     assert wanted <= compared
 
 
-@pytest.mark.timeout(1_500)
+@pytest.mark.timeout(3_000)
 def test_views_follow_their_tables_over_kills_of_both_processes(shop: tuple[Pipeline, Workload]) -> None:
     pipeline, workload = shop
     reader = pipeline.reader()
     pipeline.wait_for_copy()
     for failpoint in ("view_rows_added:1", "views_staged:1", "views_committed:1"):
-        assert pipeline.apply(failpoint).wait(180) == KILLED, f"{failpoint}\n{pipeline.output()}"
+        assert pipeline.apply(failpoint).wait(400) == KILLED, f"{failpoint}\n{pipeline.output()}"
     workload.start()
     for failpoint in ("view_rows_added:2", "views_staged:3", "views_committed:2"):
-        assert pipeline.apply(failpoint).wait(180) == KILLED, f"{failpoint}\n{pipeline.output()}"
+        assert pipeline.apply(failpoint).wait(400) == KILLED, f"{failpoint}\n{pipeline.output()}"
     apply = pipeline.apply()
     pipeline.wait_for_more(workload, 100)
     reader.send_signal(signal.SIGKILL)
@@ -100,6 +102,9 @@ def test_views_follow_their_tables_over_kills_of_both_processes(shop: tuple[Pipe
         assert done.status == 0, done.errors
     assert_equal(pipeline)
 
+    with Catalog.open(f"sqlite:///{pipeline.folder}/catalog.db") as catalog:
+        found = view_summaries(load_definition(pipeline.definition, {"CDC_TEST_DSN": pipeline.dsn}), catalog)
+    assert all(view.state == "streaming" and view.computations["incremental"] for view in found), found
     log = LogReader(pipeline.folder / "log/derived")
     rows = [row for batch in log.rows(Position(0), log.durable or Position(0)) for row in batch.to_pylist()]
     assert len({(row["position"], row["ordinal"]) for row in rows}) == len(rows)

@@ -1,0 +1,67 @@
+"""Reports the views of an apply process: their state to the catalog, as that of a sink, and their metrics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Final
+
+from cdc import metrics
+from cdc.errors import CdcError
+from cdc.stores.published_record import Published, TableRecord, TargetState
+from pipelines.runtime.sink_status_reporter import SinkFigures
+from pipelines.views.view_engine import ViewFigures
+
+PAUSED: Final = "paused"
+"""Reported state of a view that somebody has paused."""
+_STATES: Final[Mapping[str, str]] = {
+    "live": TargetState.STREAMING,
+    "waiting": TargetState.SNAPSHOTTING,
+    "paused": PAUSED,
+    "failed": TargetState.FAILED,
+}
+
+
+class ViewReport:
+    """What one pipeline reports of its views."""
+
+    def __init__(self, pipeline: str, figures: SinkFigures, process: metrics.Metrics) -> None:
+        """figures: the reported state. process: the metrics of the process."""
+        self._pipeline, self._figures, self._process = pipeline, figures, process
+
+    def start(self, record: Published) -> None:
+        """Report that the views are computed at a cut; until they are, the lag grows."""
+        self._figures.start_batch(record.position)
+
+    def computed(self, record: Published, views: Mapping[str, ViewFigures]) -> None:
+        """Report the views at a cut."""
+        tables = {
+            number: TableRecord(number, topic, "", found.position, None, _STATES[found.state], found.reason or None)
+            for number, (topic, found) in enumerate(views.items())
+        }
+        rows = {number: found.changed_rows for number, found in enumerate(views.values())}
+        lag = max(0.0, time.time() - record.committed_at / 1e6) if record.committed_at and any(rows.values()) else None
+        at_cut = Published(record.position, record.committed_at, tables)
+        self._figures.record_published(at_cut, lag=lag, rows=rows)
+        for topic, found in views.items():
+            self._add(topic, found)
+            self.slice_done(topic, found)
+
+    def slice_done(self, view: str, found: ViewFigures) -> None:
+        """Report how far the computation of a view is."""
+        labels = self._pipeline, view
+        self._process.set(metrics.VIEW_KEYS_LEFT, found.keys_left, *labels)
+        self._process.set(metrics.VIEW_SECONDS_LEFT, found.seconds_left, *labels)
+
+    def failed(self, error: CdcError) -> None:
+        """Report an error that is not that of one view."""
+        self._figures.record_failure(error)
+
+    def _add(self, view: str, found: ViewFigures) -> None:
+        labels = self._pipeline, view
+        self._process.add(metrics.VIEW_CHANGES, found.changed_rows, *labels)
+        if found.mode:
+            self._process.add(metrics.VIEW_INPUT_ROWS, found.input_rows, *labels)
+            self._process.add(metrics.VIEW_AFFECTED_KEYS, found.affected_keys, *labels)
+            self._process.add(metrics.VIEW_COMPUTATIONS, 1, *labels, found.mode)
+            self._process.add(metrics.VIEW_SECONDS, found.seconds, *labels, found.mode)
