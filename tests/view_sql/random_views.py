@@ -38,6 +38,11 @@ def random_case(random: Random, depth: int, joins: int = 3) -> Case:
     return Case(sql, key, before, {topic: _changed(random, rows) for topic, rows in before.items()})
 
 
+def random_view(random: Random, depth: int, joins: int = 2) -> tuple[str, tuple[str, ...]]:
+    """The SQL and the key of a view that has no key twice and no NULL in it, if the column `id` has neither."""
+    return _Sql(random, joins).unique_view(depth)
+
+
 def _rows(random: Random, width: int) -> list[Row]:
     return [_row(random, width) for _ in range(random.choice((1, 2, 3, 4, 6)))]
 
@@ -77,6 +82,53 @@ class _Sql:
         sql = self._union(number, depth) if self._one_in(6) else self._select(number, depth)
         with_ = f"WITH {', '.join(self.common)} " if self.common else ""
         return with_ + sql, tuple(f"k{one}" for one in range(number))
+
+    def unique_view(self, depth: int) -> tuple[str, tuple[str, ...]]:
+        number = self.random.choice((1, 1, 2))
+        keys = tuple(f"k{one}" for one in range(number))
+        shape = self.random.choice((self._groups, self._groups, self._distinct_keys, self._rows_of_a_table))
+        if self._one_in(5):
+            sql = f"{self._groups(number, depth, branch=0)} UNION ALL {self._groups(number, depth, branch=1)}"
+            keys = ("branch", *keys)
+        else:
+            sql = shape(number, depth)
+        with_ = f"WITH {', '.join(self.common)} " if self.common else ""
+        return with_ + sql, keys
+
+    def _groups(self, keys: int, depth: int, branch: int | None = None) -> str:
+        chain, columns = self._chain(depth)
+        where = f" WHERE {self._condition(columns)}" if self._one_in(2) else ""
+        sql = self._grouped([f"coalesce({self._key(columns)}, 7)" for _ in range(keys)], chain + where, columns)
+        if branch is None:
+            return sql
+        # the names and types of a union are those of its branches
+        return f"SELECT {branch} AS branch, u.* FROM ({sql}) u"
+
+    def _distinct_keys(self, keys: int, depth: int) -> str:
+        chain, columns = self._chain(depth)
+        where = f" WHERE {self._condition(columns)}" if self._one_in(2) else ""
+        items = [f"coalesce({self._key(columns)}, 7) AS k{number}" for number in range(keys)]
+        return f"SELECT DISTINCT {', '.join(items)} FROM {chain}{where}"
+
+    def _rows_of_a_table(self, keys: int, depth: int) -> str:
+        """Rows of one table, with columns of groups that it joins; it may be filtered by other tables."""
+        topic, one, group = self.random.choice(list(COLUMNS)), next(self.aliases), next(self.aliases)
+        columns = [f"{one}.{name}" for name in COLUMNS[topic]]
+        text = f"{topic} {one}"
+        if self._one_in(2):
+            other, more = self._relation(depth)
+            kind = self.random.choice(("LEFT SEMI JOIN", "LEFT ANTI JOIN"))
+            text += f" {kind} {other} ON {self.random.choice(columns)} = {self.random.choice(more)}"
+        chain, more = self._chain(depth - 1)
+        inner = (
+            f"SELECT {self.random.choice(more)} AS h, CAST(sum({self.random.choice(more)}) AS INT) AS s FROM {chain}"
+        )
+        text += f" {self.random.choice(('JOIN', 'LEFT JOIN'))} ({inner} GROUP BY 1) {group}"
+        text += f" ON {group}.h = {self.random.choice(columns)}"
+        items = [f"{one}.id AS k{number}" for number in range(keys)]
+        items += [f"{self.random.choice(columns)} AS v0", f"{group}.s AS v1"]
+        where = f" WHERE {self._condition(columns)}" if self._one_in(3) else ""
+        return f"SELECT {', '.join(items)} FROM {text}{where}"
 
     def _union(self, keys: int, depth: int) -> str:
         return f"{self._select(keys, depth)} UNION ALL {self._select(keys, depth)}"
