@@ -6,7 +6,9 @@ virtual machine may first have to get the page from its host. Memory of the pool
 
 from __future__ import annotations
 
+import mmap
 import weakref
+from contextlib import suppress
 from threading import RLock
 from typing import Any, Final
 
@@ -14,6 +16,8 @@ import numpy as np
 
 POOLED: Final = 128 << 10
 """Number of bytes from which an array gets memory from the pool."""
+HUGE: Final = 8 << 20
+"""Number of bytes from which a block has pages of 2 MiB, each of which is cleared at once."""
 
 
 class ArrayPool:
@@ -54,7 +58,11 @@ class ArrayPool:
                 if block.nbytes == size:
                     self._free = free[:place] + free[place + 1 :]
                     return block
-        return np.empty(size, np.uint8)
+        memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if size >= HUGE:
+            with suppress(OSError):  # a kernel without them
+                memory.madvise(mmap.MADV_HUGEPAGE)
+        return np.frombuffer(memory, np.uint8)
 
     def _give_back(self, block: np.ndarray) -> None:
         """Keep a block for later, and forget the blocks that have been free for longest beyond the maximum."""

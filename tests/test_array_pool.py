@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from cdc.array_pool import POOLED, ArrayPool
+from cdc.array_pool import HUGE, POOLED, ArrayPool
 
 LARGE = 8 * POOLED
 
@@ -82,3 +83,7 @@ def test_the_blocks_that_were_free_for_longest_are_forgotten() -> None:
     assert pool.spare_bytes == 2 * LARGE
     pool.array(4 * LARGE)
     assert pool.spare_bytes == 0
+
+
+def test_memory_of_the_pool_begins_with_a_page() -> None:
+    assert all(address(ArrayPool(LARGE).array(count)) % mmap.PAGESIZE == 0 for count in (POOLED, LARGE + 1, HUGE))

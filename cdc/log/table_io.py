@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -14,6 +14,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from cdc import atomic_file
+from cdc.array_pool import ArrayPool
 from cdc.errors import LogCorrupt, LogInaccessible
 from cdc.log.bucket_files import BucketPath, Options, Root, as_root, options_of, storage_errors
 from cdc.log.delta_actions import decode_commit
@@ -29,11 +30,10 @@ WRITE_BYTES: Final = 1 << 17
 For a larger call Linux may need a large contiguous page for its page cache. On a virtual machine that returns free
 memory to its host, a call with 4 MB took ten times as long.
 """
-HANDOVER_BYTES: Final = 1 << 19
-"""Number of bytes that pyarrow collects before it calls Python with a piece of an encoded file.
-
-Each call waits for Python's lock, so fewer calls are faster.
-"""
+ENCODED_OVERHEAD: Final = 1 << 20
+"""Bytes that an encoded file may need in addition to those of its rows; if it needs more, it is encoded again."""
+_ENCODED: Final = ArrayPool(spare=32 << 20)
+"""Memory of all encoded files of the process."""
 SMALL_FILE: Final = 64 << 10
 """Maximum size in bytes of a file on a disk that is read at once, footer and rows together, and in one thread."""
 WHOLE_FETCH_BYTES: Final = 8 << 20
@@ -139,7 +139,7 @@ def write_parquet(rows: pa.Table, path: Root, order: pa.Array | None = None, gro
     call. `group` is the number of rows of a row group.
     """
     if isinstance(path, BucketPath):
-        content = b"".join(encode(rows, order, group))
+        content = encode(rows, order, group)
         path.write_bytes(content)
         return len(content)
     with _durable_file(path) as file:
@@ -147,54 +147,30 @@ def write_parquet(rows: pa.Table, path: Root, order: pa.Array | None = None, gro
     return path.stat().st_size
 
 
-class _ChunkList:
-    """A file object for pyarrow that keeps every written chunk as a separate object.
-
-    The chunks are not joined in one growing buffer, because such a buffer would be reallocated many times, and its new
-    memory pages would cost a quarter of the encoding time.
-    """
-
-    closed = False
-
-    def __init__(self) -> None:
-        self.chunks: list[bytes] = []
-        self._size = 0
-
-    def write(self, piece: bytes) -> int:
-        self.chunks.append(piece)
-        self._size += len(piece)
-        return len(piece)
-
-    def tell(self) -> int:
-        return self._size
-
-    def flush(self) -> None:
-        """Do nothing, because there is no buffer."""
-
-    def close(self) -> None:
-        """Do nothing, because the caller reads the chunks afterwards."""
+def encode(rows: pa.Table, order: pa.Array | None = None, group: int = GROUP) -> memoryview:
+    """Encode rows as `write_parquet` does, and return the content of the file, in memory that is used again."""
+    capacity = rows.nbytes + ENCODED_OVERHEAD
+    while True:
+        memory = _ENCODED.array(capacity)
+        try:
+            with pa.FixedSizeBufferWriter(pa.py_buffer(memory)) as stream:
+                _write(rows, stream, order, group)
+                return memory[: stream.tell()].data
+        except OSError:  # the file is larger than the memory
+            capacity *= 2
 
 
-def encode(rows: pa.Table, order: pa.Array | None = None, group: int = GROUP) -> list[bytes]:
-    """Encode rows as `write_parquet` does, and return the content of the file in chunks."""
-    sink = _ChunkList()
-    with pa.BufferedOutputStream(pa.PythonFile(sink, mode="w"), HANDOVER_BYTES) as stream:
-        _write(rows, stream, order, group)
-    return sink.chunks
-
-
-def write_encoded(content: Sequence[bytes], path: Root) -> None:
-    """Write the chunks from `encode` to a new data file in an existing folder.
+def write_encoded(content: memoryview, path: Root) -> None:
+    """Write the result of `encode` to a new data file in an existing folder.
 
     The file is durable when the function returns.
     """
     if isinstance(path, BucketPath):
-        path.write_bytes(b"".join(content))
+        path.write_bytes(content)
         return
     with _durable_file(path) as file:
-        for piece in content:
-            for start in range(0, len(piece), WRITE_BYTES):
-                file.write(memoryview(piece)[start : start + WRITE_BYTES])
+        for start in range(0, len(content), WRITE_BYTES):
+            file.write(content[start : start + WRITE_BYTES])
 
 
 @contextmanager

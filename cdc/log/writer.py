@@ -71,8 +71,7 @@ class OpenSegment:
 class EncodedFile:
     """The content of a data file that is encoded but not yet written."""
 
-    content: list[bytes]
-    """Bytes of the file in chunks."""
+    content: memoryview
     rows: int
     statistics: str
 
@@ -256,7 +255,7 @@ class LogWriter:
     def _write(self, file: EncodedFile) -> StagedFile:
         self._segment = self._segment.rolled(self._limits, time.monotonic())
         relative = f"segment={self._segment.number}/{uuid.uuid4().hex}.parquet"
-        path, size = self._root / relative, sum(map(len, file.content))
+        path, size = self._root / relative, len(file.content)
         self._make_folder(path.parent)
         write_encoded(file.content, path)
         self._segment = self._segment.grown(size)

@@ -10,7 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cdc.log.table_io import can_read_in_threads, parquet_file
+from cdc.log.table_io import (
+    ENCODED_OVERHEAD,
+    can_read_in_threads,
+    encode,
+    parquet_file,
+)
 from tests.fixtures.spent import bytes_read
 
 
@@ -66,3 +71,11 @@ def test_a_file_that_is_not_whole_is_an_error_of_the_file(tmp_path: Path, conten
     path.write_bytes(content)
     with pytest.raises((OSError, pa.ArrowException)):
         parquet_file(path)
+
+
+def test_a_file_that_is_larger_than_its_rows_is_encoded_whole() -> None:
+    rows = pa.table({"a": range(20_000)})
+    content = encode(rows, group=1)
+
+    assert len(content) > rows.nbytes + ENCODED_OVERHEAD, "else the first attempt has enough memory"
+    assert pq.read_table(pa.BufferReader(content)) == rows
