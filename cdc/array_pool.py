@@ -58,6 +58,7 @@ class ArrayPool:
                 if block.nbytes == size:
                     self._free = free[:place] + free[place + 1 :]
                     return block
+        # whole pages, so that a file can be written from it without the page cache
         memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if size >= HUGE:
             with suppress(OSError):  # a kernel without them
