@@ -161,7 +161,7 @@ class ColumnarDecoder:
         state = self._state
         stop = kernel.walk(buffer, offsets, state, self._buffers.rows, self._packed, self._old, self._new)
         if stop == kernel.GROW:
-            self._buffers.grow(int(state[kernel.NEED_VALUES]), int(state[kernel.NEED_BYTES]))
+            self._buffers.grow(*map(int, state[kernel.NEED_VALUES : kernel.NEED_COLUMNS + 1]))
         if stop == kernel.ANNOUNCE:
             self._announce()
             state[kernel.ANNOUNCING] = 0

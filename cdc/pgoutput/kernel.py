@@ -28,10 +28,15 @@ OTHER: Final = 3
 #: A transaction began, and pending schema rows must be written into it.
 ANNOUNCE: Final = 4
 
-# indices of `state`; NEED_*: maximum children and bytes that the frame at the cursor adds to one column
+# indices of `state`; NEED_VALUES, NEED_BYTES: maximum children and bytes that the frame at the cursor adds to each of
+# NEED_COLUMNS
 CURSOR, ROWS, COMPLETE, TRANSACTIONS, LAST, LAST_COMMITTED_AT, MOVED, ANNOUNCING = range(8)
 OPEN, DROPPED, POSITION, XID, COMMITTED_AT, ORDINAL, EPOCH, AFTER, NEED_VALUES, NEED_BYTES = range(8, 18)
-STATE_SIZE: Final = 18
+NEED_COLUMNS: Final = 18
+STATE_SIZE: Final = 19
+
+# values of NEED_COLUMNS: one bit for each of key, old_key, before, after
+OF_INSERT, OF_UPDATE, OF_DELETE = 0b1001, 0b1111, 0b0101
 
 LSN_BITS: Final = 52
 POSTGRES_EPOCH: Final = 946_684_800_000_000
@@ -317,11 +322,14 @@ def has_room(rows: Rows, state: np.ndarray) -> bool:
     """Return True if the buffers have room for two more rows, the most that the current frame can yield."""
     if state[ROWS] + 2 > len(rows.position):
         return False
+    columns = state[NEED_COLUMNS]
     for texts in (rows.key, rows.old_key, rows.before, rows.after):
-        if texts.used[0] + state[NEED_VALUES] > len(texts.present):
-            return False
-        if texts.used[1] + state[NEED_BYTES] > len(texts.text):
-            return False
+        if columns & 1:
+            if texts.used[0] + state[NEED_VALUES] > len(texts.present):
+                return False
+            if texts.used[1] + state[NEED_BYTES] > len(texts.text):
+                return False
+        columns >>= 1
     return True
 
 
@@ -430,8 +438,11 @@ def take_change(
         return OTHER
     if layouts.relation[layout] < 0:
         return DONE
-    state[NEED_VALUES] = 2 * (layouts.first[layout + 1] - layouts.first[layout])
-    state[NEED_BYTES] = 2 * (end - at)
+    state[NEED_COLUMNS] = OF_INSERT if kind == INSERT else OF_UPDATE if kind == UPDATE else OF_DELETE
+    # an update of the key is two rows, and each has the old image
+    images = 2 if kind == UPDATE else 1
+    state[NEED_VALUES] = images * (layouts.first[layout + 1] - layouts.first[layout])
+    state[NEED_BYTES] = images * (end - at)
     if state[NEED_BYTES] > OFFSET_LIMIT:
         return OTHER
     if state[ROWS] > 0 and rows.before.used[1] + state[NEED_BYTES] > OFFSET_LIMIT:

@@ -21,7 +21,7 @@ _OPERATIONS: Final = pa.array(list(OPERATIONS), pa.string())
 _MINIMUM: Final = (64, 512, 8192)
 #: Capacity of new buffers relative to the size of the last batch, so that batches of similar size do not grow.
 _SLACK: Final = 1.25
-_POOL: Final = ArrayPool(spare=16 << 20)
+_POOL: Final = ArrayPool(spare=64 << 20)
 """Memory of all row buffers of the process."""
 
 
@@ -67,12 +67,16 @@ class RowBuffers:
         nbytes = tuple(room(size, _MINIMUM[2]) for _, size in counts)
         return cls(state, Capacity(room(int(state[ROWS]), _MINIMUM[0]), children, nbytes))
 
-    def grow(self, values: int, nbytes: int) -> None:
-        """Make room for two more rows, and for `values` more children and `nbytes` more bytes in each nested column."""
+    def grow(self, values: int, nbytes: int, columns: int) -> None:
+        """Make room for two more rows, and for `values` more children and `nbytes` more bytes in some nested columns.
+
+        columns: one bit for each nested column, as in NEED_COLUMNS of the kernel.
+        """
         rows, used = self.rows, int(self._state[ROWS])
         capacity = _doubled(len(rows.position), used + 2)
         plain: list[Any] = [_resized(array, used, capacity) for array in rows[:8]]
-        nested: list[Any] = [_grown(texts, (used, capacity), (values, nbytes)) for texts in rows[8:]]
+        needs = [(values, nbytes) if columns >> place & 1 else (0, 0) for place in range(len(_NESTED))]
+        nested: list[Any] = [_grown(texts, (used, capacity), need) for texts, need in zip(rows[8:], needs, strict=True)]
         self.rows = Rows(*plain, *nested)
 
     def control(self, operation: Operation, relation: int, topic: int, payload: bytes | None) -> None:
@@ -114,7 +118,7 @@ class RowBuffers:
 
     def _start_row(self, operation: Operation, relation: int, topic: int) -> int:
         if self._state[ROWS] + 1 >= len(self.rows.position):
-            self.grow(0, 0)
+            self.grow(0, 0, 0)
         return int(start_row.py_func(self.rows, self._state, OPERATIONS.index(operation), relation, topic))
 
     def _put_key(self, values: Sequence[bytes]) -> None:

@@ -32,7 +32,7 @@ BLOCK: Final = 4 * LIMIT
 
 A batch begins only where twice the limit is left, so a block is only too small for a message larger than the limit.
 """
-SPARE: Final = BLOCK
+SPARE: Final = 2 * BLOCK
 """Bytes of memory blocks that are kept while no batch uses them."""
 _FIRST_BUFFER: Final = 64 << 10
 

@@ -8,7 +8,7 @@ import pytest
 from cdc.log_row import LOG_SCHEMA, Operation
 from cdc.pgoutput import kernel
 from cdc.pgoutput.columnar_decoder import ColumnarDecoder
-from cdc.pgoutput.messages import Insert, OldKind, OldTuple, Update
+from cdc.pgoutput.messages import Delete, Insert, OldKind, OldTuple, Update
 from cdc.pgoutput.reference_decoder import ReferenceDecoder
 from cdc.pgoutput.row_buffers import Capacity, RowBuffers, new_state
 from tests.pgoutput.streams import decode, transaction
@@ -56,9 +56,20 @@ def test_the_next_buffers_have_the_capacity_that_the_last_ones_needed():
     assert len(RowBuffers.like(state, buffers).rows.position) == 1250
 
 
-def test_buffers_grow_for_a_row_larger_than_all_before():
-    large = "y" * 3_000_000
-    change = Update(2, OldTuple(OldKind.ROW, ("1", "2", large)), ("1", "3", large))
+LARGE = "y" * 3_000_000
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        Insert(2, ("1", "2", LARGE)),
+        Update(2, OldTuple(OldKind.ROW, ("1", "2", LARGE)), ("1", "3", LARGE)),
+        Update(2, OldTuple(OldKind.ROW, ("1", LARGE, "")), (LARGE, "3", LARGE)),
+        Delete(2, OldTuple(OldKind.ROW, ("1", LARGE, LARGE))),
+        Delete(2, OldTuple(OldKind.KEY, (LARGE, LARGE, None))),
+    ],
+)
+def test_buffers_grow_for_a_row_larger_than_all_before(change: Insert | Update | Delete):
     messages = transaction(600, Insert(1, ("1", "", None)), change)
 
     assert decode(ColumnarDecoder(), messages) == decode(ReferenceDecoder(), messages)
