@@ -10,6 +10,7 @@ import socket
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -155,7 +156,8 @@ class Receiver:
                 connection, _ = self._socket.accept()
             except OSError:
                 return
-            with connection, connection.makefile("rwb") as lines:
+            # closing writes what a killed client did not take
+            with suppress(OSError), connection, connection.makefile("rwb") as lines:
                 self._receive(lines)
 
     def _receive(self, lines: Any) -> None:
