@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cdc import DEFAULT_CONFIG
-from cdc.cli.options import ConfigOption, JsonOption, YesOption, confirm
+from cdc.cli.options import ConfigOption, JsonOption, YesOption, change_pause, confirm
 from cdc.command_output import LineMark, aligned, echo, emit, line
 from cdc.errors import UnknownName
 
@@ -120,16 +120,12 @@ def show(name: NameArgument, config: ConfigOption = DEFAULT_CONFIG, json: JsonOp
 
 def pause(name: NameArgument, config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
     """Pause a delivery until 'cdc deliveries resume'; the log keeps its changes, at most for log.retain.max."""
-    from cdc.catalog.delivery_requests import DELIVERY_PAUSES
-
-    _change("pause", name, config, json=json, act=DELIVERY_PAUSES.pause)
+    _change("pause", name, config, json=json)
 
 
 def resume(name: NameArgument, config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
     """Let a paused delivery continue where it was."""
-    from cdc.catalog.delivery_requests import DELIVERY_PAUSES
-
-    _change("resume", name, config, json=json, act=DELIVERY_PAUSES.resume)
+    _change("resume", name, config, json=json)
 
 
 def rewind(
@@ -168,17 +164,11 @@ def rewind(
     emit("deliveries rewind", json=json, summary=summary, result={"position": str(position), "done": is_done})
 
 
-def _change(verb: str, name: str, config: Path, *, json: bool, act: Any) -> None:
-    from getpass import getuser
-
-    from cdc.catalog import Catalog
+def _change(verb: str, name: str, config: Path, *, json: bool) -> None:
+    from cdc.catalog.delivery_requests import DELIVERY_PAUSES
     from cdc.config import load_definition
     from cdc.delivery.delivery_summary import check_name
 
     definition = load_definition(config)
     check_name(definition, name)
-    with Catalog.open(definition.catalog.url) as catalog:
-        changed = act(catalog, definition.name, name, getuser())
-    state = {"pause": "paused", "resume": "running"}[verb]
-    summary = f"delivery {name!r} is {state}" + ("" if changed else " already")
-    emit(f"deliveries {verb}", json=json, summary=summary, result={"delivery": name, "changed": changed})
+    change_pause(definition, DELIVERY_PAUSES, f"deliveries {verb}", name, json=json)

@@ -1,4 +1,4 @@
-"""Options and functions that several commands share: --config, --json and --yes, confirmation, and audit entries."""
+"""Options and functions that several commands share: --config, --json, --yes, confirmation, audit entries, pauses."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cdc.command_output import LineMark, line
+from cdc.command_output import LineMark, emit, line
 from cdc.errors import CdcError, ConfigError
 
 if TYPE_CHECKING:
+    from cdc.catalog.pause_requests import PauseRequests
     from cdc.config import Definition
 
 ConfigOption = Annotated[
@@ -79,3 +80,18 @@ def audit(definition: Definition, action: str, subject: str, detail: dict[str, A
     except CdcError as error:
         if not json:
             line(LineMark.ADVICE, f"cannot record this command in the audit log: {error.message}", fix=error.fix)
+
+
+def change_pause(definition: Definition, requests: PauseRequests, command: str, name: str, *, json: bool) -> None:
+    """Carry out a command such as `views pause`, whose last word is `pause` or `resume`, and print its result."""
+    from getpass import getuser
+
+    from cdc.catalog import Catalog
+
+    pauses = command.endswith(" pause")
+    act = requests.pause if pauses else requests.resume
+    with Catalog.open(definition.catalog.url) as catalog:
+        changed = act(catalog, definition.name, name, getuser())
+    state = "paused" if pauses else "running"
+    summary = f"{requests.subject} {name!r} is {state}" + ("" if changed else " already")
+    emit(command, json=json, summary=summary, result={requests.subject: name, "changed": changed})

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cdc import DEFAULT_CONFIG
-from cdc.cli.options import ConfigOption, JsonOption
+from cdc.cli.options import ConfigOption, JsonOption, change_pause
 from cdc.command_output import aligned, echo, emit
 
 if TYPE_CHECKING:
@@ -107,16 +107,12 @@ def explain(
 
 def pause(name: NameArgument, config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
     """Pause a view until 'cdc views resume'; its sinks keep its rows as they are, and other views continue."""
-    from cdc.catalog.view_requests import VIEW_PAUSES
-
-    _change("pause", name, config, json=json, act=VIEW_PAUSES.pause)
+    _change("pause", name, config, json=json)
 
 
 def resume(name: NameArgument, config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
     """Let a paused view continue: at the next cut it is computed as a whole, and what differs is logged."""
-    from cdc.catalog.view_requests import VIEW_PAUSES
-
-    _change("resume", name, config, json=json, act=VIEW_PAUSES.resume)
+    _change("resume", name, config, json=json)
 
 
 def refresh(name: NameArgument, config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
@@ -138,20 +134,14 @@ def refresh(name: NameArgument, config: ConfigOption = DEFAULT_CONFIG, json: Jso
     emit("views refresh", json=json, summary=summary, result={"view": name})
 
 
-def _change(verb: str, name: str, config: Path, *, json: bool, act: Any) -> None:
-    from getpass import getuser
-
-    from cdc.catalog import Catalog
+def _change(verb: str, name: str, config: Path, *, json: bool) -> None:
+    from cdc.catalog.view_requests import VIEW_PAUSES
     from cdc.catalog.view_summary import check_view_name
     from cdc.config import load_definition
 
     definition = load_definition(config)
     check_view_name(definition, name)
-    with Catalog.open(definition.catalog.url) as catalog:
-        changed = act(catalog, definition.name, name, getuser())
-    state = {"pause": "paused", "resume": "running"}[verb]
-    summary = f"view {name!r} is {state}" + ("" if changed else " already")
-    emit(f"views {verb}", json=json, summary=summary, result={"view": name, "changed": changed})
+    change_pause(definition, VIEW_PAUSES, f"views {verb}", name, json=json)
 
 
 def _notice(view: ViewSummary) -> str | None:
