@@ -1,4 +1,4 @@
-"""read_to_end: the log has everything that committed, and whoever still writes is noticed."""
+"""read_to_end: the log has everything that committed, and sessions that still write are noticed."""
 
 from __future__ import annotations
 
