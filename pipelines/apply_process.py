@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 
 from cdc import metrics
 from cdc.catalog import Catalog
-from cdc.config import Definition
+from cdc.config import Definition, DeltaSinkDefinition
 from cdc.config.field_types import is_remote
 from cdc.errors import LogCorrupt, LogError, LogFormatUnknown, LogInaccessible, as_cdc_error
 from cdc.log.reader import LogReader
@@ -117,7 +117,8 @@ def _run(definition: Definition, catalog: Catalog, reporter: ProgressReporter, e
     cuts, pauses = CutRequests(catalog, definition.name), ReplayPauses(catalog, definition.name)
     leases = SinkLeases(catalog, definition.name)
     kernels = Thread(target=load_kernels, name="kernels")
-    kernels.start()
+    if any(isinstance(sink, DeltaSinkDefinition) for sink in definition.sinks):
+        kernels.start()
     with ThreadPoolExecutor(1, thread_name_prefix="spark") as thread:
         spark, ended = SparkOnDemand.of(definition, thread), Event()
         session = partial(spark.session, "a compaction of the log is large")
@@ -137,7 +138,8 @@ def _run(definition: Definition, catalog: Catalog, reporter: ProgressReporter, e
             spark.stop()
             if compaction.is_alive():
                 compaction.join(COMPACTION_EXIT)
-            kernels.join()
+            if kernels.is_alive():
+                kernels.join()
 
 
 @contextmanager
