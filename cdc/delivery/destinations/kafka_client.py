@@ -27,6 +27,12 @@ SLICE: Final = 0.5
 """Seconds of one call that waits for brokers; between two, errors of connections are looked at."""
 _BUFFERED: Final = 64 * 2**20
 """Bytes of events that wait for brokers at most; `send` waits for room."""
+_IN_FLIGHT: Final = 1
+"""Requests that wait for an answer of a broker.
+
+A leader that is not ready refuses the first batch of a producer, and may accept the second, as it does not know yet
+which number comes first. The client then counts both as delivered, and the first is lost (confluent-kafka-go #921).
+"""
 _PROBABLE_CAUSE: Final = (KafkaError._SSL, KafkaError._AUTHENTICATION)
 TOO_LARGE: Final = (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE)
 REFUSED: Final = (
@@ -126,6 +132,7 @@ def producer_settings(settings: KafkaDelivery, transactional_id: str, batch_size
     return {
         "transactional.id": transactional_id,
         "transaction.timeout.ms": _milliseconds(settings.transaction_timeout),
+        "max.in.flight.requests.per.connection": _IN_FLIGHT,
         "message.timeout.ms": _milliseconds(settings.timeout),
         "message.max.bytes": settings.max_event_size,
         "queue.buffering.max.kbytes": max(_BUFFERED, 4 * settings.max_event_size) // 1024,

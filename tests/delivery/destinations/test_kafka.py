@@ -36,6 +36,7 @@ from cdc.errors import (
 from tests.delivery.destinations.receivers.kafka import admin_client, committed, delivery, identity, messages
 from tests.delivery.destinations.sending import event, numbered
 from tests.fixtures.kafka import USER, KafkaServer, SharedKafka
+from tests.fixtures.kafka_relay import RefusingKafkaRelay
 from tests.fixtures.waiting import until
 
 MURMUR2 = {b"21": -973932308, b"foobar": -790332482, b"a-little-bit-long-string": -985981536}
@@ -364,6 +365,25 @@ def test_a_check_finds_a_wrong_password_and_a_missing_topic(kafka: SharedKafka, 
     destination_at(kafka, progress_topic=progress).check([topic])
 
     assert not {topic, progress} & admin.list_topics(timeout=30).topics.keys()
+
+
+@pytest.mark.usefixtures("kafka_address")  # skips where no broker can be installed
+def test_a_batch_that_a_new_leader_refused_comes_before_the_next_one(tmp_path: Path) -> None:
+    address = KafkaServer(tmp_path / "own").address
+    with closing(RefusingKafkaRelay(int(address.plain.rpartition(":")[2]))) as relay:
+        seen = f"PLAIN://127.0.0.1:{relay.port},SECURE://{address.secure}"
+        server = KafkaServer(tmp_path / "own", {"advertised.listeners": seen})
+        server.start()
+        destination = KafkaDestination(delivery(address.plain, topics={"partitions": 1}), identity("own"))
+        sent = [event(1, "own.orders", b"key", b"first"), event(2, "own.orders", b"key", bytes(1 << 20))]
+        destination.open()
+        deliver(destination, *sent)
+        destination.close()
+        got = committed(address.plain, "own.orders")
+        server.kill()
+
+    assert relay.is_refused.is_set()
+    assert [one.id for one in got] == [one.id for one in sent]
 
 
 def test_a_missing_privilege_is_reported_and_the_delivery_continues_when_it_has_it(
