@@ -3,12 +3,11 @@
 psycopg has no replication cursor, so this module implements the loop over COPY BOTH:
 
 - The walsender sends every message separately and wakes the reader for each. To avoid a system call and a thread switch
-  per message, the reader waits READ_DELAY seconds after the first input, or longer while input arrives steadily. Then
-  libpq reads all input, and one compiled loop extracts the messages.
-- While the reader is behind, it waits BEHIND_READ_DELAY seconds, unless the messages are large. If Postgres is on the
-  same machine and uses TCP, the reader also limits its receive buffer to RECEIVE_BUFFER. Further messages wait in the
-  send buffer of Postgres, where the kernel joins them to large packets. One packet per message costs Postgres twice as
-  much, and Postgres is the bottleneck.
+  per message, the reader waits a moment after the first input (`read_delay.py`). Then libpq reads all input, and one
+  compiled loop extracts the messages.
+- If Postgres is on the same machine and uses TCP, the reader also limits its receive buffer to RECEIVE_BUFFER. Further
+  messages wait in the send buffer of Postgres, where the kernel joins them to large packets. One packet per message
+  costs Postgres twice as much, and Postgres is the bottleneck.
 - One thread uses libpq and this class. The caller owns the returned frames.
 - A timer sends status updates, with or without input. They contain the confirmed position, never the received one.
   The reply to a keepalive also contains the confirmed position.
@@ -38,28 +37,11 @@ from cdc.lsn import Lsn
 from cdc.pgoutput.message_parser import FrameBatch
 from cdc.postgres import copy_data_receiver
 from cdc.postgres.connection import ANSWER_TIMEOUT, connect, is_standby, server_start
+from cdc.postgres.read_delay import STEADY_READ_DELAY, ReadDelay
 from cdc.postgres.sql_ascii import disable_encoding_conversion, is_sql_ascii
 from cdc.postgres.sqlstate import classify_message, map_errors
 from cdc.postgres.timeline_history import TimelineHistory
 
-READ_DELAY: Final = 0.001
-"""Seconds between the first input and the read, so that one read gets all messages of a small transaction."""
-STEADY_READ_DELAY: Final = 0.020
-"""Default seconds between input and read while input arrives steadily and the reader is not behind.
-
-One read and one decoding then serve all transactions of this time.
-"""
-STEADY_INPUT: Final = 0.050
-"""Input is steady if it arrives within this many seconds after the last read; otherwise READ_DELAY applies."""
-BEHIND_READ_DELAY: Final = 0.010
-"""Seconds between input and read while the reader is behind; one read then gets more than after READ_DELAY."""
-BEHIND_BYTES: Final = 16 << 10
-"""The reader counts as behind if it got at least this many bytes for each STEADY_READ_DELAY of its last wait.
-
-These are more than a hundred messages. A shorter wait counts as STEADY_READ_DELAY.
-"""
-LARGE_MESSAGE: Final = 8 << 10
-"""Average bytes of a message from which BEHIND_READ_DELAY does not apply, because few messages fill the buffers."""
 RECEIVE_BUFFER: Final = 256 << 10
 """Size in bytes of the receive buffer of a TCP connection to the same machine; the kernel doubles it.
 
@@ -201,7 +183,7 @@ class ReplicationStream:
         self._confirmed = self._reported = Lsn(0)
         self._sent_at = self._input_at = self._read_at = time.monotonic()
         self._reply_requested_at: float | None = None  # the first request for a reply since the last input
-        self._behind, self._behind_delay, self._waited = False, BEHIND_READ_DELAY, 0.0
+        self._delay = ReadDelay()
         self._failure: CdcError | None = None
         self._poll = select.poll()
         self._poll.register(self._pgconn.socket, select.POLLIN)
@@ -292,8 +274,7 @@ class ReplicationStream:
         drained = self._drain.take()
         frames = drained.frames
         if len(frames):
-            self._behind = frames.nbytes >= BEHIND_BYTES * max(1.0, self._waited / STEADY_READ_DELAY)
-            self._behind_delay = READ_DELAY if frames.nbytes >= LARGE_MESSAGE * len(frames) else BEHIND_READ_DELAY
+            self._delay.note(frames.nbytes, len(frames), time.monotonic())
             self.received_bytes += frames.nbytes
         if drained.reply_requested and self._failure is None:
             self._report()
@@ -309,9 +290,7 @@ class ReplicationStream:
         """Wait for input, wait a little longer for more input, and read all of it."""
         if self._poll.poll(seconds * 1000):
             self._input_at, self._reply_requested_at = time.monotonic(), None
-            is_steady = self._input_at - self._read_at < STEADY_INPUT
-            self._waited = self._behind_delay if self._behind else gather if is_steady else READ_DELAY
-            time.sleep(self._waited)
+            time.sleep(self._delay.seconds(gather, self._input_at - self._read_at))
             self._read_available()
             self._read_at = time.monotonic()
 

@@ -1,0 +1,53 @@
+"""How long the replication stream waits between the arrival of input and its read: one read then gets more of it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+READ_DELAY: Final = 0.001
+"""Seconds between the first input and the read, so that one read gets all messages of a small transaction."""
+STEADY_READ_DELAY: Final = 0.020
+"""Default seconds between input and read while input arrives steadily and the reader is not behind.
+
+One read and one decoding then serve all transactions of this time.
+"""
+STEADY_INPUT: Final = 0.050
+"""Input is steady if it arrives within this many seconds after the last read; otherwise READ_DELAY applies."""
+BEHIND_READ_DELAY: Final = 0.010
+"""Seconds between input and read while the reader is behind; one read then gets more than after READ_DELAY."""
+BEHIND_BYTES: Final = 16 << 10
+"""The reader counts as behind if it gets at least this many bytes for each STEADY_READ_DELAY.
+
+These are more than a hundred messages.
+"""
+BEHIND_AT_MOST: Final = 4
+"""How many times STEADY_READ_DELAY the reader counts as behind after its last input."""
+LARGE_MESSAGE: Final = 8 << 10
+"""Average bytes of a message from which BEHIND_READ_DELAY does not apply, because few messages fill the buffers."""
+
+
+class ReadDelay:
+    """The delay before each read, from the sizes and times of the batches before it."""
+
+    def __init__(self) -> None:
+        self._level, self._noted_at = 0.0, 0.0
+        """Bytes in a bucket that loses BEHIND_BYTES in each STEADY_READ_DELAY, at the time of the last batch."""
+        self._has_large_messages = False
+
+    def note(self, nbytes: int, messages: int, now: float) -> None:
+        """Record a batch of messages."""
+        lost = BEHIND_BYTES * (now - self._noted_at) / STEADY_READ_DELAY
+        self._level = min(max(0.0, self._level - lost) + nbytes, BEHIND_AT_MOST * BEHIND_BYTES)
+        self._noted_at = now
+        if nbytes >= BEHIND_BYTES:  # a commit between two large transactions says nothing about the messages in them
+            self._has_large_messages = nbytes >= LARGE_MESSAGE * messages
+
+    def seconds(self, gather: float, since_read: float) -> float:
+        """Return the delay of the next read.
+
+        gather: the delay while input arrives steadily and the reader is not behind. since_read: seconds between the
+        last read and the input.
+        """
+        if self._level >= BEHIND_BYTES:
+            return READ_DELAY if self._has_large_messages else BEHIND_READ_DELAY
+        return gather if since_read < STEADY_INPUT else READ_DELAY

@@ -1,0 +1,51 @@
+"""The delay before a read: long while little arrives steadily, short while the reader is behind."""
+
+from __future__ import annotations
+
+from cdc.postgres.read_delay import (
+    BEHIND_AT_MOST,
+    BEHIND_BYTES,
+    BEHIND_READ_DELAY,
+    READ_DELAY,
+    STEADY_READ_DELAY,
+    ReadDelay,
+)
+
+GATHER = 0.025
+SOON, LATE = 0.001, 1.0
+"""Seconds between a read and the next input."""
+LARGE = 1 << 20
+
+
+def noted(*batches: tuple[int, int, float]) -> ReadDelay:
+    delay = ReadDelay()
+    for nbytes, messages, at in batches:
+        delay.note(nbytes, messages, at)
+    return delay
+
+
+def test_rare_input_is_read_at_once_and_steady_input_is_gathered() -> None:
+    delay = noted((500, 5, 10.0))
+
+    assert delay.seconds(GATHER, LATE) == READ_DELAY
+    assert delay.seconds(GATHER, SOON) == GATHER
+
+
+def test_as_many_bytes_are_behind_only_in_a_short_time() -> None:
+    half = BEHIND_BYTES // 2
+
+    assert noted((half, 100, 10.0), (half + 100, 100, 10.0)).seconds(GATHER, SOON) == BEHIND_READ_DELAY
+    assert noted((half, 100, 10.0), (half, 100, 10.0 + STEADY_READ_DELAY)).seconds(GATHER, SOON) == GATHER
+
+
+def test_large_messages_are_read_sooner_and_a_commit_between_them_changes_nothing() -> None:
+    delay = noted((LARGE, 1, 10.0), (150, 3, 10.001))
+
+    assert delay.seconds(GATHER, SOON) == READ_DELAY
+
+
+def test_the_reader_is_behind_for_a_moment_after_the_last_input() -> None:
+    end = 10.0 + BEHIND_AT_MOST * STEADY_READ_DELAY
+
+    assert noted((LARGE, 9_000, 10.0), (1, 1, end - 2 * STEADY_READ_DELAY)).seconds(GATHER, SOON) == BEHIND_READ_DELAY
+    assert noted((LARGE, 9_000, 10.0), (1, 1, end)).seconds(GATHER, SOON) == GATHER
