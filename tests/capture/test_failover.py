@@ -44,16 +44,16 @@ class Border:
                 (start,) = conn.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone() or ("0/0",)
                 conn.execute(last)  # type: ignore[call-overload]
                 (end,) = conn.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone() or ("0/0",)
-            reading.until(lambda: self.is_last(Lsn.parse(end)), "the last record in the log")
+            reading.until(lambda: self.is_last(Lsn.parse(start), Lsn.parse(end)), "the last record in the log")
         durable = self.held.log.durable or Position(0)
         self.record = durable.lsn if last == INSERT else Lsn.parse(start)
         """Where the last record of the log begins: the position of a transaction is its commit record."""
         servers.primary.stop()
 
-    def is_last(self, end: Lsn) -> bool:
-        """Whether the log has the record that ends there."""
+    def is_last(self, start: Lsn, end: Lsn) -> bool:
+        """Whether the log has the record between the two."""
         durable = self.held.log.durable
-        return durable is not None and end - 256 < durable.lsn < end
+        return durable is not None and start <= durable.lsn < end
 
     def restore(self, *, inclusive: bool) -> EmbeddedPostgres:
         """Restore the backup up to the last record of the log: with it, or without it."""
