@@ -16,12 +16,12 @@ STEADY_INPUT: Final = 0.050
 BEHIND_READ_DELAY: Final = 0.010
 """Seconds between input and read while the reader is behind; one read then gets more than after READ_DELAY."""
 BEHIND_BYTES: Final = 16 << 10
-"""The reader counts as behind if it gets at least this many bytes for each STEADY_READ_DELAY.
+"""The reader counts as behind if it got at least this many bytes for each STEADY_READ_DELAY of its last wait.
 
-These are more than a hundred messages.
+These are more than a hundred messages. A shorter wait counts as STEADY_READ_DELAY.
 """
 BEHIND_AT_MOST: Final = 4
-"""How many times STEADY_READ_DELAY the reader counts as behind after its last input."""
+"""How many times BEHIND_READ_DELAY the reader counts as behind at most after its last large batch."""
 LARGE_MESSAGE: Final = 8 << 10
 """Average bytes of a message from which BEHIND_READ_DELAY does not apply, because few messages fill the buffers."""
 
@@ -31,12 +31,13 @@ class ReadDelay:
 
     def __init__(self) -> None:
         self._level, self._noted_at = 0.0, 0.0
-        """Bytes in a bucket that loses BEHIND_BYTES in each STEADY_READ_DELAY, at the time of the last batch."""
+        """Bytes in a bucket that loses BEHIND_BYTES in each BEHIND_READ_DELAY, at the time of the last batch."""
+        self._waited = 0.0
         self._has_large_messages = False
 
     def note(self, nbytes: int, messages: int, now: float) -> None:
         """Record a batch of messages."""
-        lost = BEHIND_BYTES * (now - self._noted_at) / STEADY_READ_DELAY
+        lost = BEHIND_BYTES * (now - self._noted_at) / BEHIND_READ_DELAY
         self._level = min(max(0.0, self._level - lost) + nbytes, BEHIND_AT_MOST * BEHIND_BYTES)
         self._noted_at = now
         if nbytes >= BEHIND_BYTES:  # a commit between two large transactions says nothing about the messages in them
@@ -48,6 +49,8 @@ class ReadDelay:
         gather: the delay while input arrives steadily and the reader is not behind. since_read: seconds between the
         last read and the input.
         """
-        if self._level >= BEHIND_BYTES:
-            return READ_DELAY if self._has_large_messages else BEHIND_READ_DELAY
-        return gather if since_read < STEADY_INPUT else READ_DELAY
+        if self._level >= BEHIND_BYTES * max(1.0, self._waited / STEADY_READ_DELAY):
+            self._waited = READ_DELAY if self._has_large_messages else BEHIND_READ_DELAY
+        else:
+            self._waited = gather if since_read < STEADY_INPUT else READ_DELAY
+        return self._waited

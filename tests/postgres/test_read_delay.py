@@ -38,6 +38,14 @@ def test_as_many_bytes_are_behind_only_in_a_short_time() -> None:
     assert noted((half, 100, 10.0), (half, 100, 10.0 + STEADY_READ_DELAY)).seconds(GATHER, SOON) == GATHER
 
 
+def test_a_longer_wait_may_gather_more() -> None:
+    delay = noted((500, 5, 10.0))
+    delay.seconds(2 * STEADY_READ_DELAY, SOON)
+    delay.note(BEHIND_BYTES + 100, 100, 10.0 + 2 * STEADY_READ_DELAY)
+
+    assert delay.seconds(GATHER, SOON) == GATHER
+
+
 def test_large_messages_are_read_sooner_and_a_commit_between_them_changes_nothing() -> None:
     delay = noted((LARGE, 1, 10.0), (150, 3, 10.001))
 
@@ -45,7 +53,7 @@ def test_large_messages_are_read_sooner_and_a_commit_between_them_changes_nothin
 
 
 def test_the_reader_is_behind_for_a_moment_after_the_last_input() -> None:
-    end = 10.0 + BEHIND_AT_MOST * STEADY_READ_DELAY
+    end = 10.0 + BEHIND_AT_MOST * BEHIND_READ_DELAY
 
-    assert noted((LARGE, 9_000, 10.0), (1, 1, end - 2 * STEADY_READ_DELAY)).seconds(GATHER, SOON) == BEHIND_READ_DELAY
+    assert noted((LARGE, 9_000, 10.0), (1, 1, end - 2 * BEHIND_READ_DELAY)).seconds(GATHER, SOON) == BEHIND_READ_DELAY
     assert noted((LARGE, 9_000, 10.0), (1, 1, end)).seconds(GATHER, SOON) == GATHER
