@@ -21,7 +21,7 @@ BEHIND_BYTES: Final = 16 << 10
 These are more than a hundred messages. A shorter wait counts as STEADY_READ_DELAY.
 """
 BEHIND_AT_MOST: Final = 4
-"""How many times BEHIND_READ_DELAY the reader counts as behind at most after its last large batch."""
+"""After its last large batch the reader counts as behind for at most this many times BEHIND_READ_DELAY."""
 LARGE_MESSAGE: Final = 8 << 10
 """Average bytes of a message from which BEHIND_READ_DELAY does not apply, because few messages fill the buffers."""
 
@@ -44,7 +44,7 @@ class ReadDelay:
             self._has_large_messages = nbytes >= LARGE_MESSAGE * messages
 
     def seconds(self, gather: float, since_read: float) -> float:
-        """Return the delay of the next read.
+        """Return the delay of the next read, and remember it.
 
         gather: the delay while input arrives steadily and the reader is not behind. since_read: seconds between the
         last read and the input.

@@ -28,7 +28,7 @@ SLICE: Final = 0.5
 _BUFFERED: Final = 64 * 2**20
 """Bytes of events that wait for brokers at most; `send` waits for room."""
 _IN_FLIGHT: Final = 1
-"""Requests that wait for an answer of a broker.
+"""Maximum number of requests that wait for the answer of one broker.
 
 A leader that is not ready refuses the first batch of a producer, and may accept the second, as it does not know yet
 which number comes first. The client then counts both as delivered, and the first is lost (confluent-kafka-go #921).
