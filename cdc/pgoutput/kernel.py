@@ -100,7 +100,10 @@ def copy_bytes(source: np.ndarray, at: Any, size: Any, target: np.ndarray, to: A
         for place in range(0, size, 8):
             store_word(target, to + place, load_word(source, at + place))
     else:
-        for i in range(size):
+        whole = size & ~7
+        for place in range(0, whole, 8):
+            store_word(target, to + place, load_word(source, at + place))
+        for i in range(whole, size):
             target[to + i] = source[at + i]
 
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -35,6 +36,18 @@ def test_the_kernel_accepts_the_utf8_that_python_accepts(value: bytes, around: b
 
     buffer = as_array(around + value + around)
     assert kernel.is_utf8(buffer, len(around), len(around) + len(value)) == valid
+
+
+@pytest.mark.parametrize("room", [0, 3, 8, 20])
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 16, 31])
+def test_bytes_are_copied_with_and_without_room_for_a_whole_word(size: int, room: int) -> None:
+    source, target = as_array(bytes(range(5, 5 + size + room))), np.zeros(2 + size + room, np.uint8)
+
+    kernel.copy_bytes(source, 0, size, target, 2)
+
+    assert bytes(target[2 : 2 + size]) == bytes(range(5, 5 + size))
+    assert not target[:2].any()
+    assert not target[2 + size + 7 :].any()
 
 
 def test_the_kernels_run_without_a_writable_cache_directory(tmp_path: Path):
