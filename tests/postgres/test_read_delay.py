@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from cdc.postgres.read_delay import (
     BEHIND_AT_MOST,
     BEHIND_BYTES,
     BEHIND_READ_DELAY,
+    READ_BYTES,
     READ_DELAY,
     STEADY_READ_DELAY,
     ReadDelay,
@@ -44,6 +47,20 @@ def test_a_longer_wait_may_gather_more() -> None:
     delay.note(BEHIND_BYTES + 100, 100, 10.0 + 2 * STEADY_READ_DELAY)
 
     assert delay.seconds(GATHER, SOON) == GATHER
+
+
+def test_a_read_waits_until_the_buffers_are_about_full() -> None:
+    fast = noted((LARGE, 9_000, 10.0), (LARGE, 9_000, 10.004))
+    faster = noted((LARGE, 9_000, 10.0), (LARGE, 9_000, 10.002))
+
+    assert fast.seconds(GATHER, SOON) == pytest.approx(READ_BYTES / LARGE * 0.004)
+    assert faster.seconds(GATHER, SOON) == READ_DELAY
+
+
+def test_many_small_batches_in_a_short_time_are_behind() -> None:
+    delay = noted(*((BEHIND_BYTES // 2, 100, 10.0 + i / 1000) for i in range(10)))
+
+    assert delay.seconds(GATHER, SOON) == BEHIND_READ_DELAY
 
 
 def test_large_messages_are_read_sooner_and_a_commit_between_them_changes_nothing() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import struct
 import time
+from pathlib import Path
 
 import pytest
 
@@ -17,9 +19,12 @@ from cdc.postgres.connection import connect
 from cdc.postgres.logical_messages import emit_message
 from cdc.postgres.publication import ensure_publication
 from cdc.postgres.replication import (
+    LARGE_RECEIVE_BUFFER,
+    RECEIVE_BUFFER,
     ReplicationStream,
     StreamOptions,
-    _limit_receive_buffer,
+    _is_on_this_machine,
+    _set_receive_buffer,
     identify_system,
     quote_identifier,
     quote_literal,
@@ -214,4 +219,22 @@ def test_a_connection_that_was_reset_before_its_buffer_is_limited_is_left_to_the
         assert reset.poll(10_000)
         with pytest.raises(OSError, match="not connected"):
             client.getpeername()
-        _limit_receive_buffer(client.fileno())
+        assert not _is_on_this_machine(client.fileno())
+        _set_receive_buffer(client.fileno(), RECEIVE_BUFFER)
+
+
+def test_the_receive_buffer_follows_the_size_of_the_messages(database: str) -> None:
+    slot = make_source(database)
+    buffers = []
+    with ReplicationStream.open(database, options(slot)) as stream:
+        for values in (
+            "i::text FROM generate_series(1, 3000) i",
+            "repeat('x', 3000000) FROM generate_series(-2, -1) i",
+        ):
+            run_sql(database, f"INSERT INTO t SELECT i, {values}")
+            receive_until(stream, lambda seen: any(isinstance(m, CommitMessage) for m in seen))
+            with socket.socket(fileno=os.dup(stream._pgconn.socket)) as connected:
+                buffers.append(connected.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF))
+
+    largest = int(Path("/proc/sys/net/core/rmem_max").read_text(encoding="ascii"))
+    assert buffers == [2 * min(size, largest) for size in (RECEIVE_BUFFER, LARGE_RECEIVE_BUFFER)]  # the kernel doubles
