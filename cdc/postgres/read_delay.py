@@ -37,8 +37,8 @@ class ReadDelay:
         self._waited = 0.0
         self._rate = 1.0
         """Bytes per second of the last large batch."""
-        self.has_large_messages: bool | None = None
-        """Whether the messages of the last large batch were large; None before the first one."""
+        self.has_large_messages = False
+        """Whether the messages of the last large batch were large."""
 
     def note(self, nbytes: int, messages: int, now: float) -> None:
         """Record a batch of messages."""

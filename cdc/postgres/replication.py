@@ -5,8 +5,8 @@ psycopg has no replication cursor, so this module implements the loop over COPY 
 - The walsender sends every message separately and wakes the reader for each. To avoid a system call and a thread switch
   per message, the reader waits a moment after the first input (`read_delay.py`). Then libpq reads all input, and one
   compiled loop extracts the messages.
-- If Postgres is on the same machine and uses TCP, the reader also limits its receive buffer to RECEIVE_BUFFER while
-  messages are small. Further messages wait in the send buffer of Postgres, where the kernel joins them to large
+- If Postgres is on the same machine and uses TCP, the reader also limits its receive buffer to RECEIVE_BUFFER until it
+  gets large messages. Further messages wait in the send buffer of Postgres, where the kernel joins them to large
   packets. One packet per message costs Postgres twice as much, and Postgres is the bottleneck.
 - One thread uses libpq and this class. The caller owns the returned frames.
 - A timer sends status updates, with or without input. They contain the confirmed position, never the received one.
@@ -43,14 +43,18 @@ from cdc.postgres.sqlstate import classify_message, map_errors
 from cdc.postgres.timeline_history import TimelineHistory
 
 RECEIVE_BUFFER: Final = 128 << 10
-"""Size in bytes of the receive buffer of a TCP connection to the same machine while messages are small.
+"""Size in bytes of the receive buffer of a TCP connection to the same machine, at first.
 
 The kernel doubles it. Compared with `pg_recvlogical`, TPC-B arrived 2.3 times as fast with 256 KiB, 2.5 times with 64
 and 128 KiB, and 1.9 times with 16 KiB. Over a network a small buffer would limit the rate by the round-trip time, and
 the kernel joins packets anyway.
 """
 LARGE_RECEIVE_BUFFER: Final = 4 << 20
-"""The same while messages are large: a row of 1 MiB then needs fewer wake-ups of Postgres and of the reader."""
+"""The same once a large batch had large messages, which few packets carry anyway; then Postgres waits less.
+
+The buffer never becomes smaller again: the kernel would drop packets that are on their way, and Postgres would send
+them again only after 0.2 s.
+"""
 READS: Final = 8
 """Maximum number of times that libpq reads before messages are extracted.
 
@@ -177,7 +181,10 @@ def _timeline_history(conn: psycopg.Connection, timeline: int) -> TimelineHistor
 class ReplicationStream:
     """Stream of frames from one walsender; a context manager, for one thread only."""
 
-    def __init__(self, conn: psycopg.Connection, floor: Lsn, interval: float, silence: float) -> None:
+    def __init__(
+        self, conn: psycopg.Connection, floor: Lsn, interval: float, silence: float, *, is_buffer_limited: bool
+    ) -> None:
+        """is_buffer_limited: the receive buffer of the connection is limited to RECEIVE_BUFFER."""
         self._conn, self._pgconn = conn, conn.pgconn
         self._drain = copy_data_receiver.CopyDrain(self._pgconn)
         self._floor, self._interval, self._silence = floor, interval, silence
@@ -186,7 +193,7 @@ class ReplicationStream:
         self._sent_at = self._input_at = self._read_at = time.monotonic()
         self._reply_requested_at: float | None = None  # the first request for a reply since the last input
         self._delay = ReadDelay()
-        self._is_local, self._receive_buffer = _is_on_this_machine(self._pgconn.socket), 0
+        self._is_buffer_limited = is_buffer_limited
         self._failure: CdcError | None = None
         self._poll = select.poll()
         self._poll.register(self._pgconn.socket, select.POLLIN)
@@ -205,11 +212,12 @@ class ReplicationStream:
             if is_sql_ascii(conn):
                 with map_errors():
                     disable_encoding_conversion(conn)
+            is_limited = _limit_receive_buffer(conn.pgconn.socket)
             answer = conn.pgconn.exec_(options.command(conn.info.server_version).encode())
             if answer.status != pq.ExecStatus.COPY_BOTH:
                 raise error_from_result(answer)  # noqa: TRY301 - the connection has to be closed
             conn.pgconn.nonblocking = 1
-            stream = cls(conn, floor, interval, silence)
+            stream = cls(conn, floor, interval, silence, is_buffer_limited=is_limited)
             stream.server_start = started
             stream._report()
         except BaseException:
@@ -277,7 +285,9 @@ class ReplicationStream:
         frames = drained.frames
         if len(frames):
             self._delay.note(frames.nbytes, len(frames), time.monotonic())
-            self._fit_receive_buffer()
+            if self._is_buffer_limited and self._delay.has_large_messages:
+                self._is_buffer_limited = False
+                _enlarge_receive_buffer(self._pgconn.socket)
             self.received_bytes += frames.nbytes
         if drained.reply_requested and self._failure is None:
             self._report()
@@ -288,14 +298,6 @@ class ReplicationStream:
         if self._failure is not None:
             raise self._failure
         return None
-
-    def _fit_receive_buffer(self) -> None:
-        """Make the receive buffer as large as the messages need; until the first large batch, the kernel decides."""
-        if self._is_local and self._delay.has_large_messages is not None:
-            nbytes = LARGE_RECEIVE_BUFFER if self._delay.has_large_messages else RECEIVE_BUFFER
-            if nbytes != self._receive_buffer:
-                self._receive_buffer = nbytes
-                _set_receive_buffer(self._pgconn.socket, nbytes)
 
     def _wait_and_read(self, seconds: float, gather: float) -> None:
         """Wait for input, wait a little longer for more input, and read all of it."""
@@ -363,20 +365,25 @@ class ReplicationStream:
         return SourceUnreachable(f"the replication stream broke: {text.splitlines()[0] if text else 'no reason given'}")
 
 
-def _is_on_this_machine(descriptor: int) -> bool:
-    """Return True if the descriptor is a TCP connection to this machine; False if the connection broke."""
+def _limit_receive_buffer(descriptor: int) -> bool:
+    """Limit the receive buffer of a TCP connection to RECEIVE_BUFFER if Postgres is on this machine.
+
+    Returns True if it is limited. If the connection broke, does nothing, because its next use raises the error.
+    """
     with socket.socket(fileno=os.dup(descriptor)) as connected, suppress(OSError):
-        return (
+        if (
             connected.family in {socket.AF_INET, socket.AF_INET6}
             and connected.getpeername()[0] == connected.getsockname()[0]
-        )
+        ):
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
+            return True
     return False
 
 
-def _set_receive_buffer(descriptor: int, nbytes: int) -> None:
-    """Set the size of the receive buffer; a broken connection is ignored, because its next use raises the error."""
+def _enlarge_receive_buffer(descriptor: int) -> None:
+    """Set the receive buffer to LARGE_RECEIVE_BUFFER, or to the system's maximum."""
     with socket.socket(fileno=os.dup(descriptor)) as connected, suppress(OSError):
-        connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, nbytes)
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, LARGE_RECEIVE_BUFFER)
 
 
 def _intervals(conn: psycopg.Connection, options: StreamOptions) -> tuple[float, float]:
