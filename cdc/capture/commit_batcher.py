@@ -2,8 +2,8 @@
 
 A commit contains whole transactions. It is due in one of three cases:
 
-- The append stage has been idle for the linger time, or up to BUSY_LINGER times as long while many rows arrive. Rows
-  that arrive while the append stage is busy share one commit.
+- The append stage has been idle for the linger time; if many rows wait, until none has arrived for QUIET seconds, or
+  for BUSY_LINGER times the linger time. Rows that arrive while the append stage is busy share one commit.
 - A thread, such as one that copies a table, waits for a position of the commit, and no more rows are queued.
 - The rows of the commit exceed its maximum size, or an open transaction exceeds OPEN_LIMIT.
 
@@ -49,7 +49,7 @@ The reader is then behind, so fewer commits matter more than the latency of each
 """
 BUSY_LINGER: Final = 4
 QUIET: Final = 0.03
-"""Seconds without new rows after which a commit of BUSY_BYTES lingers no longer."""
+"""Seconds without new rows after which a commit of BUSY_BYTES is due, even before the linger time."""
 GATHER: Final = 1.25
 """Multiple of the linger time for which steady input is gathered before it is decoded.
 
@@ -295,7 +295,7 @@ class CommitBatcher:
         due = self._appended_at + self._linger
         if self._pending.ready_bytes < BUSY_BYTES:
             return due
-        return max(due, min(self._arrived_at + QUIET, self._appended_at + self._linger * BUSY_LINGER))
+        return min(self._arrived_at + QUIET, self._appended_at + self._linger * BUSY_LINGER)
 
     def batches(self, now: float, *, more: bool) -> Iterator[CommitBatch]:
         """Yield the batches that the append stage must write now, in order; often none.
