@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,6 +48,41 @@ def test_forward_makes_exactly_the_models(database: Database) -> None:
     revision.up(database)
     assert revision.current(database) == revision.HEAD
     assert tables(database) == set(CatalogModel.metadata.tables)
+    assert differences(database) == []
+
+
+def schema(database: Database) -> dict[str, object]:
+    """Columns, key and indexes of each table, in no order."""
+    found = inspect(database.engine)
+    return {
+        table: (
+            {one["name"]: (str(one["type"]), one["nullable"], one.get("autoincrement")) for one in columns},
+            found.get_pk_constraint(table),
+            sorted(map(str, found.get_indexes(table))),
+        )
+        for table in found.get_table_names()
+        for columns in [found.get_columns(table)]
+    }
+
+
+def test_a_new_catalog_is_that_of_all_migrations(database: Database, tmp_path: Path) -> None:
+    with Catalog.open(f"sqlite:///{tmp_path}/new.db") as created:
+        revision.up(database)
+        assert schema(created.database) == schema(database)
+        assert revision.current(created.database) == revision.HEAD
+
+
+def test_a_new_catalog_needs_no_alembic(tmp_path: Path) -> None:
+    script = f"import sys\nfrom cdc.catalog import Catalog\nCatalog.open('sqlite:///{tmp_path}/new.db').close()\n"
+    script += "assert 'alembic' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_catalog_that_was_emptied_is_migrated(database: Database, tmp_path: Path) -> None:
+    revision.up(database)
+    revision.down(database, "base")
+    Catalog.open(f"sqlite:///{tmp_path}/catalog.db").close()
     assert differences(database) == []
 
 
