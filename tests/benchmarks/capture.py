@@ -16,7 +16,7 @@ from statistics import quantiles
 from typing import Any
 
 from cdc.log.reader import LogReader
-from cdc.log_row import HEARTBEAT_PREFIX, ROW_OPERATIONS
+from cdc.log_row import HEARTBEAT_PREFIX, ROW_OPERATIONS, Operation
 from cdc.lsn import Lsn
 from cdc.postgres import logical_messages
 from cdc.postgres.connection import connect
@@ -39,8 +39,8 @@ SETTINGS = {
     "synchronous_commit": "off",
 }
 LAG_SECONDS = 10.0
-LAG_RATE = 1_000.0
-"""Transactions per second while the lag is measured."""
+LAG_RATES = {"lag": 1_000.0, "lag_5000": 5_000.0}
+"""Beginning of a figure's key → transactions per second while the lag is measured."""
 KERNEL_ROWS = 200_000
 
 
@@ -55,7 +55,8 @@ def run(*, quick: bool) -> tuple[int, dict[str, Figure]]:
             bench = Bench(server.dsn(), folder, figures)
             for key, workload in _workloads(quick=quick):
                 bench.ratio(key, workload, runs)
-            bench.lag(3.0 if quick else LAG_SECONDS, runs)
+            for key, rate in LAG_RATES.items():
+                bench.lag(key, rate, 3.0 if quick else LAG_SECONDS, runs)
     for rows, copied in kernel.measure(KERNEL_ROWS, runs):
         figures["kernel_rows_per_second"].values.append(rows)
         figures["memory_copy_gib_per_second"].values.append(copied)
@@ -81,6 +82,9 @@ def _figures() -> dict[str, Figure]:
         "rss_mib": Figure("MiB", at_most=512),
         "lag_p50_ms": Figure("ms", at_most=60),
         "lag_p99_ms": Figure("ms", at_most=200),
+        "lag_5000_p50_ms": Figure("ms", at_most=90),
+        "lag_5000_p99_ms": Figure("ms"),
+        **{f"{key}_transactions_per_second": Figure("1/s") for key in LAG_RATES},
         **{f"cpu_seconds_per_million.{name}": Figure("s", at_most=2 if name == "tpcb" else None) for name in ratios},
         "kernel_rows_per_second": Figure("rows/s", at_least=2e6),
         "memory_copy_gib_per_second": Figure("GiB/s"),
@@ -137,19 +141,23 @@ class Bench:
             self._drop(place.slot, f"{place.name}_peer")
             shutil.rmtree(place.folder)
 
-    def lag(self, seconds: float, runs: int) -> None:
-        """Commit at the source to durable in the log at a steady rate, by the clock that both share."""
+    def lag(self, key: str, rate: float, seconds: float, runs: int) -> None:
+        """Milliseconds from commit to durable of every change, at `rate` transactions a second."""
         for number in range(runs):
-            place = self._place(workloads.tpcb(0), f"lag{number}")
+            place = self._place(workloads.tpcb(0), f"{key}{number}")
             with Reader(place):
                 until(place.has_begun, 60)
                 first = LogReader(place.log).version
-                self._trickle(seconds)
+                began = time.perf_counter()
+                self._trickle(seconds, rate)
+                self._note(f"{key}_transactions_per_second", int(seconds * rate) / (time.perf_counter() - began))
                 end = self._end()
                 until(partial(_reached, place, end), 60)
-            cuts = quantiles(lags(place.log, ROW_OPERATIONS, after=first), n=100)
-            self._note("lag_p50_ms", cuts[49])
-            self._note("lag_p99_ms", cuts[98])
+            # without the rows of the first copy, which may still be in the stream
+            changes = ROW_OPERATIONS - {Operation.READ}
+            cuts = quantiles(lags(place.log, changes, after=first), n=100)
+            self._note(f"{key}_p50_ms", cuts[49])
+            self._note(f"{key}_p99_ms", cuts[98])
             self._drop(place.slot)
 
     def _ours(self, place: ReaderPlace, end: Lsn) -> tuple[float, Usage]:
@@ -161,11 +169,11 @@ class Bench:
             seconds, after = time.perf_counter() - began, reader.usage()
         return seconds, Usage(after.cpu_seconds - before.cpu_seconds, after.peak_rss_mib)
 
-    def _trickle(self, seconds: float) -> None:
-        """Transactions at LAG_RATE, committed synchronously; paced by the server itself, which costs it little."""
+    def _trickle(self, seconds: float, rate: float) -> None:
+        """Transactions at this rate, committed synchronously; paced by the server itself, which costs it little."""
         with connect(self._dsn) as conn:
             conn.execute("SET synchronous_commit = on")
-            conn.execute("CALL bench_tpcb.paced(%s, %s)", [int(seconds * LAG_RATE), LAG_RATE])
+            conn.execute("CALL bench_tpcb.paced(%s, %s)", [int(seconds * rate), rate])
 
     def _place(self, workload: Workload, name: str) -> ReaderPlace:
         folder = self._folder / name
