@@ -30,8 +30,8 @@ _M_ARENA_MAX: Final = -8
 def collect_garbage_rarely() -> None:
     """Let Python look for cycles only once per RARELY new objects, and no longer in the objects of the start.
 
-    Call this function when all modules are loaded; the second call does nothing. Changes have no cycles, but each
-    search holds the interpreter while it visits every object. The default searches took 8 % of the reader's CPU.
+    Call this function when all modules are loaded; the second call does nothing. Changes have no cycles, but all
+    threads wait while a search visits every object. The default searches took 8 % of the reader's CPU.
     """
     if gc.get_threshold()[0] != RARELY:
         gc.freeze()

@@ -37,7 +37,6 @@ from cdc.position import Position
 from cdc.postgres.commit_position_bound import WalBound
 from cdc.postgres.replication import ReplicationStream, StreamOptions, identify_system
 from cdc.postgres.source_state import read_source_state
-from cdc.process_memory import collect_garbage_rarely
 from cdc.snapshot.chunk_sender import ReaderLink
 
 FRAMES_WAITING: Final = 16 * 1024 * 1024
@@ -103,7 +102,6 @@ class Reader:
         # From here on this session owns the slot, so no other reader appends to the log.
         with ReplicationStream.open(source.dsn, options) as stream, WalBound(source.dsn) as bound:
             session = self._resume(stream, bound)
-            collect_garbage_rarely()
             self._on_start(ReaderStart(context.durable.position, copied, seconds))
             session.run()
         if session.failure is not None:

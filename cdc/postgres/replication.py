@@ -52,7 +52,7 @@ the kernel joins packets anyway.
 LARGE_RECEIVE_BUFFER: Final = 4 << 20
 """The same once a large batch had large messages, which few packets carry anyway; then Postgres waits less.
 
-The buffer never becomes smaller again: the kernel would drop packets that are on their way, and Postgres would send
+The buffer never becomes smaller again: the kernel would drop packets that were sent before, and Postgres would send
 them again only after 0.2 s.
 """
 READS: Final = 8
