@@ -96,15 +96,11 @@ def has_high_bit(buffer: np.ndarray, at: Any, end: Any) -> bool:
 @part
 def copy_bytes(source: np.ndarray, at: Any, size: Any, target: np.ndarray, to: Any) -> None:
     """Copy bytes in words of eight; up to seven bytes after the copied ones are overwritten if `target` has them."""
-    if at + size + 8 <= len(source) and to + size + 8 <= len(target):
-        for place in range(0, size, 8):
-            store_word(target, to + place, load_word(source, at + place))
-    else:
-        whole = size & ~7
-        for place in range(0, whole, 8):
-            store_word(target, to + place, load_word(source, at + place))
-        for i in range(whole, size):
-            target[to + i] = source[at + i]
+    in_words = size if at + size + 8 <= len(source) and to + size + 8 <= len(target) else size & ~7
+    for place in range(0, in_words, 8):
+        store_word(target, to + place, load_word(source, at + place))
+    for i in range(in_words, size):
+        target[to + i] = source[at + i]
 
 
 @kernel
