@@ -13,7 +13,8 @@ from cdc.failpoint import hit
 from cdc.log.disk_format import CommitSource
 from cdc.log.rows_at_position import RowsAtPosition
 from cdc.log.writer import LogWriter
-from cdc.pgoutput.copy_decoder import CopyDecoder, Lines
+from cdc.log_row import Operation
+from cdc.pgoutput.copy_decoder import CopiedRows, CopiedTable, Lines
 from cdc.position import Position
 from cdc.table import TableSchema
 
@@ -26,38 +27,39 @@ class SnapshotCommit:
     ) -> None:
         """count: called after each batch of table rows, with the topic of the table and the number of rows."""
         self.position = position
-        self._rows, self._count = RowsAtPosition(writer, position, time.time_ns() // 1000), count
+        self._files, self._count = RowsAtPosition(writer, position, time.time_ns() // 1000), count
+        self._rows = CopiedRows(self._files.order, self._files.add)
         self._ended: list[TableSchema] = []
         self.tables = self.table_rows = 0
         """Number of copied tables, and number of their rows, without `s` and `g` rows."""
 
     def table(self, schema: TableSchema, chunks: Iterator[Lines]) -> None:
         """Add one table with its rows: first the table's `s` row, then its rows from the chunks of a COPY."""
-        self._rows.add_version(schema)
-        order = self._rows.order
-        decoder = CopyDecoder(
-            schema, position=self.position, xid=0, committed_at=order.committed_at, first_ordinal=order.ordinal
-        )
+        self._add_version(schema)
+        table = CopiedTable(schema, self._rows)
         for chunk in chunks:
-            batch = decoder.feed(chunk)
-            if batch is not None:
-                self._rows.add(batch)
-                self.table_rows += batch.num_rows
-                self._count(schema.topic, batch.num_rows)
-        decoder.finish()
+            if rows := table.feed(chunk):
+                self.table_rows += rows
+                self._count(schema.topic, rows)
+        table.finish()
         self.tables += 1
         self._ended.append(schema)
 
     def mark(self, schema: TableSchema, *, ended: bool = False) -> None:
         """Add the `s` row of a table, but no table rows; if `ended`, targets delete the table's earlier rows."""
-        self._rows.add_version(schema)
+        self._add_version(schema)
         if ended:
             self._ended.append(schema)
 
     def commit(self, lineage: CommitSource) -> None:
         """Add a `g` row for every table that was copied, or marked with `ended`; then commit all rows."""
         for schema in self._ended:
-            self._rows.add_end(schema)
-        self._rows.stage()
+            began = str(int(self.position)).encode()
+            self._rows.control(Operation.GENERATION, schema.relation, schema.topic, began)
+        self._rows.flush()
+        self._files.stage()
         hit("after_copy_staged")
-        self._rows.commit(lineage)
+        self._files.commit(lineage)
+
+    def _add_version(self, schema: TableSchema) -> None:
+        self._rows.control(Operation.SCHEMA, schema.relation, schema.topic, schema.to_json())

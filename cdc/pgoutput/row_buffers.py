@@ -33,6 +33,11 @@ class Capacity:
     children: tuple[int, ...] = (_MINIMUM[1],) * len(_NESTED)
     nbytes: tuple[int, ...] = (_MINIMUM[2],) * len(_NESTED)
 
+    def or_more(self, other: Capacity) -> Capacity:
+        """Return the larger value of both capacities in each place."""
+        children, nbytes = map(max, self.children, other.children), map(max, self.nbytes, other.nbytes)
+        return Capacity(max(self.rows, other.rows), tuple(children), tuple(nbytes))
+
 
 def new_state() -> np.ndarray:
     """Return the initial state of the kernels, an int64 array; `kernel.py` defines the meaning of its indices."""
@@ -66,6 +71,14 @@ class RowBuffers:
         children = tuple(room(count, _MINIMUM[1]) for count, _ in counts)
         nbytes = tuple(room(size, _MINIMUM[2]) for _, size in counts)
         return cls(state, Capacity(room(int(state[ROWS]), _MINIMUM[0]), children, nbytes))
+
+    def has_room(self, need: Capacity) -> bool:
+        """Return whether the buffers have room for this much more."""
+        nested = zip(self.rows[8:], need.children, need.nbytes, strict=True)
+        return int(self._state[ROWS]) + need.rows <= len(self.rows.position) and all(
+            int(texts.used[0]) + children <= len(texts.present) and int(texts.used[1]) + nbytes <= len(texts.text)
+            for texts, children, nbytes in nested
+        )
 
     def grow(self, values: int, nbytes: int, columns: int) -> None:
         """Make room for two more rows, and for `values` more children and `nbytes` more bytes in some nested columns.

@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from cdc.errors import MalformedFrame
-from cdc.log_row import LOG_SCHEMA
-from cdc.pgoutput.copy_decoder import CopyDecoder
+from cdc.log_row import LOG_SCHEMA, Operation, RowOrder
+from cdc.pgoutput.copy_decoder import CopiedRows, CopiedTable, CopyDecoder
+from cdc.pgoutput.row_buffers import Capacity
 from cdc.position import Position
 from tests.fixtures.examples import examples
 from tests.pgoutput.streams import KEYLESS, NARROW, ORDERS, table
@@ -130,3 +131,52 @@ def test_a_line_that_does_not_end_is_malformed():
     assert copy.feed(b"a\tb") is None
     with pytest.raises(MalformedFrame, match="inside the line of row 0"):
         copy.finish()
+
+
+def test_rows_of_many_tables_and_control_rows_between_them_share_batches():
+    batches: list[pa.RecordBatch] = []
+    rows = CopiedRows(RowOrder(599, 5, 3, 1_000_000), batches.append)
+    schemas = [table(number, name=f"orders_{number}") for number in (1, 2, 3)]
+    for schema in schemas:
+        rows.control(Operation.SCHEMA, schema.relation, schema.topic, f"s {schema.name}".encode())
+        copied = CopiedTable(schema, rows)
+        assert copied.feed(encode(("a", None, "c")) + encode(("d", "e", "f"))) == 2
+        copied.finish()
+    rows.control(Operation.GENERATION, schemas[0].relation, schemas[0].topic, b"599")
+    assert batches == []
+    rows.flush()
+    rows.flush()
+    (batch,) = batches
+    batch.validate(full=True)
+    found = batch.to_pylist()
+
+    assert [row["op"] for row in found] == ["s", "r", "r"] * 3 + ["g"]
+    of_rows = [*(schema for schema in schemas for _ in range(3)), schemas[0]]
+    assert [(row["relation"], row["topic"]) for row in found] == [(of.relation, of.topic) for of in of_rows]
+    assert [row["ordinal"] for row in found] == list(range(5, 15))
+    assert [row["payload"] for row in found if row["op"] != "r"] == [
+        b"s orders_1",
+        b"s orders_2",
+        b"s orders_3",
+        b"599",
+    ]
+    assert [row["key"] for row in found if row["op"] == "r"] == [["a"], ["d"]] * 3
+    assert [[value for _, value in row["after"]] for row in found[1:3]] == [["a", None, "c"], ["d", "e", "f"]]
+
+
+@pytest.mark.parametrize("least", [Capacity(2, (4, 0, 0, 8), (4, 0, 0, 16)), Capacity(1, (0,) * 4, (0,) * 4)])
+def test_a_batch_without_room_is_passed_on_before_more_rows_are_added(least):
+    batches: list[pa.RecordBatch] = []
+    rows = CopiedRows(RowOrder(599, 0, 3, 1_000_000), batches.append, least)
+    lines = [encode((f"key {number}", "x" * number, None)) for number in range(12)]
+    copied = CopiedTable(table(1, key=(0,)), rows)
+    for line in lines:
+        copied.feed(line)
+        rows.control(Operation.SCHEMA, 1, table(1).topic, b"s")
+    rows.flush()
+    found = [row for batch in batches for row in batch.to_pylist()]
+
+    assert len(batches) > 1
+    assert [row["ordinal"] for row in found] == list(range(24))
+    assert [row["key"] for row in found if row["op"] == "r"] == [[f"key {number}"] for number in range(12)]
+    assert [row["payload"] for row in found if row["op"] == "s"] == [b"s"] * 12
