@@ -19,6 +19,8 @@ from cdc.table import TableSchema
 
 CHUNK: Final = 1 << 20
 """Approximate number of bytes of one piece of COPY output."""
+LOCKED_AT_ONCE: Final = 100
+"""Number of tables that one statement locks."""
 BYTEA: Final = 17
 """OID of the type bytea."""
 MOST_BYTES: Final = 1 << 29
@@ -63,8 +65,9 @@ def lock_tables(conn: psycopg.Connection, tables: Sequence[tuple[int, TableName]
     such a table is empty. The lock (ACCESS SHARE, as in pg_dump) does not block readers and writers of rows.
     """
     with map_errors():
-        for _, name in tables:
-            conn.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(sql.Identifier(*name)))
+        for start in range(0, len(tables), LOCKED_AT_ONCE):
+            names = sql.SQL(", ").join(sql.Identifier(*name) for _, name in tables[start : start + LOCKED_AT_ONCE])
+            conn.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(names))
         found = conn.execute(_REWRITTEN, [[oid for oid, _ in tables]]).fetchall()
     if found:
         tables_changed = ", ".join(sorted(name for (name,) in found))
