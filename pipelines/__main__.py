@@ -26,6 +26,7 @@ from cdc.errors import ExitCode, InvalidDefinition, SinkError, complete_remedy, 
 from cdc.file_modes import product_umask
 from cdc.logging_setup import configure_by_environment
 from cdc.process_exit import exit_process
+from cdc.process_memory import collect_garbage_rarely
 from cdc.verify_and_replay_options import Against, VerifyMode
 
 INTERRUPTED: Final = 130
@@ -42,9 +43,10 @@ def main(argv: Sequence[str] | None = None, *, submitted: bool = False) -> int:
     """
     if argv is None:
         atexit.register(gc.freeze)  # as in cdc/__main__.py
-    arguments = _parser().parse_args(argv, argparse.Namespace(submitted=submitted))
+    owns_process = argv is None and not submitted  # a cluster may run several jobs in one process
+    arguments = _parser().parse_args(argv, argparse.Namespace(submitted=submitted, owns_process=owns_process))
     status = _run(arguments)
-    if argv is None and not submitted and arguments.verb == "apply":  # a cluster may run several jobs in one process
+    if owns_process and arguments.verb == "apply":
         exit_process(status)
     return status
 
@@ -198,6 +200,8 @@ def _apply(arguments: argparse.Namespace) -> int:
         import_module("pipelines.apply_process"),
         import_module("pipelines.new_sink_check"),
     )
+    if arguments.owns_process:
+        collect_garbage_rarely()
     new_sinks = new_sink_check.NewSinkCheck(whole, arguments.config, {sink.name for sink in definition.sinks})
     once = arguments.trigger == ONCE
     with ExitStack() as stack:

@@ -22,7 +22,7 @@ from cdc.back_off import BackOff
 from cdc.capture.decode_stage import StreamObservers
 from cdc.capture.failover import follow_promotion, report_promotion
 from cdc.capture.operator_recovery import declare_next_epoch
-from cdc.capture.reader import Reader, ReaderContext, ReaderStart
+from cdc.capture.reader import Reader, ReaderContext
 from cdc.capture.reader_monitor import ERRORS_WITH_POSITIONS, StatusReporter, add_positions
 from cdc.capture.resume_checks import DISCONTINUED
 from cdc.capture.settings import reader_settings
@@ -44,7 +44,6 @@ from cdc.errors import (
     process_exit_code,
 )
 from cdc.log.retrying_writer import classify_storage_error
-from cdc.process_memory import collect_garbage_rarely
 from cdc.snapshot.backfill_worker import BackfillWorker
 from cdc.snapshot.debezium_signals import Signals
 
@@ -201,12 +200,8 @@ def _run(definition: Definition, context: ReaderContext, reporter: StatusReporte
     settings = reader_settings(definition)
     reporter.report_running()
 
-    def report_started(start: ReaderStart) -> None:
-        collect_garbage_rarely()  # all modules and kernels are loaded
-        reporter.report_started(start)
-
     def read() -> None:
-        Reader(settings, context, report_started).run()
+        Reader(settings, context, reporter.report_started).run()
 
     try:
         try:
