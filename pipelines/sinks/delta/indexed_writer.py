@@ -44,7 +44,7 @@ from pipelines.sinks.delta.indexed.delta_log import (
     new_data_path,
 )
 from pipelines.sinks.delta.indexed.key_hashes import hash_keys
-from pipelines.sinks.delta.indexed.key_index import FoundRows, KeyHashes, KeyIndex, PreparedRun
+from pipelines.sinks.delta.indexed.key_index import ON_DISK, FoundRows, KeyHashes, KeyIndex, PreparedRun
 from pipelines.sinks.delta.indexed.table_storage import TableStorage, plain_schema
 from pipelines.sinks.delta.new_data_files import SMALL_SAMPLE_ROWS, parquet_options, statistics
 from pipelines.sinks.delta.target_columns import OP, POSITION_KEY
@@ -124,10 +124,11 @@ class IndexedTable:
         files: LiveFiles,
         folder: Path | None,
         rows: IndexedRows,
+        on_disk: int = ON_DISK,
     ) -> None:
-        """Open the index of a table. folder: directory of the index; None: a temporary one."""
+        """Open the index of a table. folder, on_disk: as in KeyIndex."""
         self._storage, self.files, self.key, self._rows = storage, files, rows.key, rows
-        self.index = KeyIndex(folder, json.dumps([files.metadata.get("id"), *astuple(rows)]))
+        self.index = KeyIndex(folder, json.dumps([files.metadata.get("id"), *astuple(rows)]), on_disk)
 
     def merge(self, source: pa.Table, marker: Action, columns: pa.Schema, described: Sequence[str]) -> None:
         """Merge rows into the table, in one commit with the action `marker`.

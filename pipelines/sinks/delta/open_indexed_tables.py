@@ -22,6 +22,7 @@ from pipelines.sinks.delta.delta_target import DeltaTarget, TxnMarker
 from pipelines.sinks.delta.indexed.deletion_vectors import DamagedVector
 from pipelines.sinks.delta.indexed.delta_log import LiveFiles, LogNotReadable
 from pipelines.sinks.delta.indexed.key_hashes import can_hash
+from pipelines.sinks.delta.indexed.key_index import ON_DISK
 from pipelines.sinks.delta.indexed.table_storage import storage_of
 from pipelines.sinks.delta.indexed_writer import NO_VECTORS, IndexedRows, IndexedTable, refusal
 from pipelines.sinks.delta.merge_source import RowFinder
@@ -39,9 +40,9 @@ _Rows = tuple[int | None, str | None]
 class IndexedTargets:
     """Opens and keeps the indexed tables of one sink. A thread may use a target only while it has the target's lock."""
 
-    def __init__(self, folder: str | None) -> None:
-        """folder: local directory for the indexes; None: temporary directories."""
-        self._folder = None if folder is None else Path(folder)
+    def __init__(self, folder: str | None, on_disk: int = ON_DISK) -> None:
+        """folder: local directory for the indexes; None: temporary directories. on_disk: as in KeyIndex."""
+        self._folder, self._on_disk = None if folder is None else Path(folder), on_disk
         self._tables: dict[str, dict[_Rows, IndexedTable]] = {}
         """URI of a target → its open indexed tables."""
         self.refused: dict[str, str] = {}
@@ -155,7 +156,7 @@ class IndexedTargets:
                 if (reason := refusal(files, target.all_columns)) is not None:
                     return reason
                 rows = IndexedRows(key, target.part.relation, null_column)
-                known = IndexedTable(storage, files, self._folder_of(target.uri, rows), rows)
+                known = IndexedTable(storage, files, self._folder_of(target.uri, rows), rows, self._on_disk)
                 self._tables.setdefault(target.uri, {})[wanted] = known
             known.read_commits(target.version)
         except LogNotReadable as exc:

@@ -13,16 +13,14 @@ at least ON_DISK entries is a file that is mapped into memory. A background thre
 rewritten data file is prepared by the thread that rewrites the file.
 
 The run files and the manifest are a cache. They are not synced, but each has a checksum. If one of them is missing,
-damaged or of another table, the index begins empty, and the caller adds the data files again.
+damaged or of another table, the index begins empty, and the caller adds the data files again. The index of a small
+table has no files at all: it is built again faster than it is written.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import shutil
-import tempfile
 import uuid
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -31,13 +29,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
-from typing import IO, Any, BinaryIO, Final, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple
 
 import numpy as np
 import structlog
 
 from cdc.cached_njit import cached_njit
-from cdc.file_modes import make_private_directory
+from pipelines.sinks.delta.indexed.index_folder import IndexFolder
 
 GROWTH: Final = 3
 """Each run has at least this many times the entries of the next run; otherwise the two runs are merged."""
@@ -50,6 +48,9 @@ LARGE: Final = 16
 """Multiple of ON_DISK. `add` writes a new run of at least LARGE * ON_DISK entries to a file before it returns. Such
 large runs are added only while a whole index is built.
 """
+SMALL: Final = 16
+"""`close` writes no entries if they are fewer than ON_DISK / SMALL, and of SMALL_FILES data files at most."""
+SMALL_FILES: Final = 4
 PIECE: Final = 1 << 18
 """Number of merged entries that `merge_to_file` has in memory at a time."""
 ENTRY_BYTES: Final = 24
@@ -59,7 +60,6 @@ MANIFEST: Final = "manifest.json"
 _PREPARED: Final = ".prepared"
 """Suffix of the file of a run that `prepare` has written and `add_prepared` has not added yet."""
 _FORMAT: Final = 1
-_LOCK: Final = "lock"
 _ROW_BITS: Final = 32
 _ROW_MASK: Final = (1 << _ROW_BITS) - 1
 _ALL_FILES: Final = np.empty(0, np.bool_)
@@ -281,13 +281,7 @@ class KeyIndex:
         If `folder` is None, cannot be written or is in use by another process, the index is in a temporary folder.
         table: identifies the target and its key columns. on_disk: see ON_DISK.
         """
-        self._table, self._on_disk = table, on_disk
-        self._temporary: tempfile.TemporaryDirectory[str] | None = None
-        self._lock = _locked(folder)
-        if folder is None or self._lock is None:
-            self._temporary = tempfile.TemporaryDirectory(prefix="cdc-key-index-")
-            folder = Path(self._temporary.name)
-        self._folder = folder
+        self._table, self._on_disk, self.folder = table, on_disk, IndexFolder(folder)
         self._runs: list[KeyRun] = []
         self._next, self._next_lock = 0, Lock()
         self.secret = os.urandom(16)
@@ -298,7 +292,10 @@ class KeyIndex:
         """Whether the last write to the folder failed; if it did, the next failure is not logged."""
         self.files: dict[str, int] = {}
         """Path of a data file → its number, for every file that was added and not forgotten since."""
-        self._read()
+        self._saved = frozenset[str]()
+        """Names of the run files that the manifest names."""
+        if folder is not None and folder.exists():
+            self._read()
 
     def add(self, hashes: Mapping[str, tuple[KeyHashes, np.ndarray]]) -> None:
         """Add data files to the index and to `files`. hashes: path → (hashes of its keys, row number of each hash)."""
@@ -326,7 +323,7 @@ class KeyIndex:
         run = KeyRun.of(hashes, _places(number, rows), [number])
         if run.size >= self._on_disk:
             with suppress(OSError):  # the run stays in memory; a write by the other thread logs what is wrong
-                run = run.write(self._folder, _PREPARED)
+                run = run.write(self.folder.path, _PREPARED)
         return PreparedRun(number, run)
 
     def add_prepared(self, path: str, prepared: PreparedRun) -> None:
@@ -335,7 +332,7 @@ class KeyIndex:
         if run.name:
             name = run.name.removesuffix(_PREPARED)
             try:
-                (self._folder / run.name).rename(self._folder / name)
+                (self.folder.path / run.name).rename(self.folder.path / name)
                 run = replace(run, name=name)
             except OSError as exc:
                 self._report(exc)
@@ -348,7 +345,7 @@ class KeyIndex:
         """Remove the file of a prepared run that is not added."""
         if prepared.run.name:
             with suppress(OSError):
-                (self._folder / prepared.run.name).unlink()
+                (self.folder.path / prepared.run.name).unlink()
 
     def forget(self, path: str) -> None:
         """Remove from `files` a file that is no longer live. Its number is not reused, so its entries do not count."""
@@ -374,22 +371,31 @@ class KeyIndex:
         return sum(run.size for run in self._runs)
 
     def close(self) -> None:
-        """Write the runs that are only in memory to a file, and unlock the folder. A temporary folder is deleted."""
+        """Write the runs that are only in memory to a file, unless they are small, and unlock the folder.
+
+        A temporary folder is deleted.
+        """
         if self._merging is not None:
             self._merging.result.cancel()
         self._thread.shutdown(cancel_futures=True)
         self._end_merge()
-        if self._temporary is not None:
+        if self.folder.is_temporary:
             self._runs = []
-            self._temporary.cleanup()
-        else:
+        elif not self._is_built_fast():
             try:
                 self._write_all()
             except OSError as exc:
                 self._report(exc)
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+        self.folder.close()
+
+    def _is_built_fast(self) -> bool:
+        """Whether the manifest names all run files, and the next open needs to read only a few rows of the table."""
+        small = [run for run in self._runs if not run.name]
+        return (
+            self._saved >= {run.name for run in self._runs if run.name}
+            and sum(len(run.files) for run in small) <= SMALL_FILES
+            and sum(run.size for run in small) < self._on_disk // SMALL
+        )
 
     def _new_number(self) -> int:
         with self._next_lock:
@@ -399,7 +405,7 @@ class KeyIndex:
     def _in_file(self, run: KeyRun) -> KeyRun:
         """Write a run to a file, and return the run mapped from this file; if the write fails, return `run` itself."""
         try:
-            return run.write(self._folder)
+            return run.write(self.folder.path)
         except OSError as exc:
             self._report(exc)
             return run
@@ -420,7 +426,7 @@ class KeyIndex:
             if self._merging is None:
                 live = np.zeros(self._next, np.bool_)
                 live[list(self.files.values())] = True
-                result = self._thread.submit(first.merge_to_file, second, live, self._folder)
+                result = self._thread.submit(first.merge_to_file, second, live, self.folder.path)
                 self._merging = _Merging(first, second, result)
             return
 
@@ -445,7 +451,7 @@ class KeyIndex:
         if not self._is_refused:
             log.warning(
                 "the key index of a target cannot be written; the index continues in memory",
-                folder=str(self._folder),
+                folder=str(self.folder.wanted),
                 reason=str(exc),
             )
         self._is_refused = True
@@ -457,7 +463,7 @@ class KeyIndex:
             whole = small[0]
             for run in small[1:]:
                 whole = whole.merged(run)
-            self._runs = [*(run for run in self._runs if run.name), whole.write(self._folder)]
+            self._runs = [*(run for run in self._runs if run.name), whole.write(self.folder.path)]
         self._save()
 
     def _save(self) -> None:
@@ -475,24 +481,26 @@ class KeyIndex:
                 "runs": [[run.name, run.size, run.checksum] for run in on_disk],
             }
         )
-        draft = self._folder / f".{MANIFEST}.tmp"
+        folder = self.folder.path
+        draft = folder / f".{MANIFEST}.tmp"
         draft.write_text(f"{zlib.crc32(content.encode()):08x}\n{content}", encoding="utf-8")
-        draft.replace(self._folder / MANIFEST)
-        named = {run.name for run in on_disk}
-        for file in self._folder.glob("*.run"):
-            if file.name not in named:
+        draft.replace(folder / MANIFEST)
+        self._saved = frozenset(run.name for run in on_disk)
+        for file in folder.glob("*.run"):
+            if file.name not in self._saved:
                 file.unlink(missing_ok=True)
         self._is_refused = False
 
     def _read(self) -> None:
         """Load manifest and runs from the folder; if one is damaged or of another table, begin with an empty index."""
-        for file in self._folder.glob(f"*{_PREPARED}"):
+        folder = self.folder.path
+        for file in folder.glob(f"*{_PREPARED}"):
             with suppress(OSError):
                 file.unlink()
         try:
-            manifest = _manifest(self._folder / MANIFEST)
+            manifest = _manifest(folder / MANIFEST)
         except FileNotFoundError:
-            self._clear()
+            self.folder.clear()
             return
         except (OSError, ValueError) as exc:
             self._begin_again(str(exc))
@@ -501,7 +509,7 @@ class KeyIndex:
             self._begin_again("the files belong to another table or key, or have another format")
             return
         try:
-            runs = [KeyRun.load(self._folder, name, size, checksum) for name, size, checksum in manifest["runs"]]
+            runs = [KeyRun.load(folder, name, size, checksum) for name, size, checksum in manifest["runs"]]
             self.secret = bytes.fromhex(manifest["secret"])
         except (OSError, ValueError) as exc:
             self._begin_again(str(exc))
@@ -514,20 +522,15 @@ class KeyIndex:
             manifest["next"],
             manifest["files"],
         )
+        self._saved = frozenset(run.name for run in runs)
 
     def _begin_again(self, reason: str) -> None:
         log.warning(
             "the files of a key index cannot be used; the index will be built again from its target",
-            folder=str(self._folder),
+            folder=str(self.folder.path),
             reason=reason,
         )
-        self._clear()
-
-    def _clear(self) -> None:
-        for file in self._folder.iterdir():
-            if file.name != _LOCK:
-                with suppress(OSError):
-                    shutil.rmtree(file) if file.is_dir() else file.unlink()
+        self.folder.clear()
 
 
 @contextmanager
@@ -557,31 +560,6 @@ def _read_only(values: np.ndarray) -> np.ndarray:
     found = np.asarray(values)[:]
     found.flags.writeable = False
     return found
-
-
-def _locked(folder: Path | None) -> IO[str] | None:
-    """Create and lock the folder of an index; return the open lock file.
-
-    Return None if `folder` is None or cannot be written, or if another process or KeyIndex has the lock.
-    """
-    if folder is None:
-        return None
-    try:
-        make_private_directory(folder)
-        lock = (folder / _LOCK).open("w")
-    except OSError as exc:
-        log.warning(
-            "the folder of a key index cannot be written; the index will be built again at each start",
-            folder=str(folder),
-            reason=str(exc),
-        )
-        return None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.close()
-        return None
-    return lock
 
 
 def _manifest(path: Path) -> dict[str, Any]:

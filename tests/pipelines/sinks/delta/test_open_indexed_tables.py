@@ -32,6 +32,8 @@ from tests.pipelines.sinks.added_features import add_features, items_by_id
 
 SHAPE = RowShape(ORDERS, TypePolicy.EXACT)
 NO_VECTORS = "deletion vectors are not enabled"
+ON_DISK = 8
+"""Entries from which a run is a file: few, so that an index is saved when it is closed."""
 
 
 @dataclass
@@ -61,7 +63,7 @@ def create(uri: str, *, has_vectors: bool = True) -> DeltaTarget:
 
 @pytest.fixture(name="opened")
 def _opened(tmp_path: Path) -> Opened:
-    return Opened(create(str(tmp_path / "target")), IndexedTargets(str(tmp_path / "indexes")))
+    return Opened(create(str(tmp_path / "target")), IndexedTargets(str(tmp_path / "indexes"), ON_DISK))
 
 
 def folders_of(opened: Opened) -> list[Path]:
@@ -207,6 +209,7 @@ def test_a_target_whose_key_changes_gets_another_index(opened: Opened) -> None:
     opened.indexed.merge(opened.target, source, ("item",), TxnMarker(opened.target.app_id, 40))
 
     assert items_by_id(opened.target.uri) == {2: "b", 7: "a"}
+    opened.indexed.close()
     assert len(folders_of(opened)) == 2
     assert opened.merge(60, put(7, "A", 50)) == {2: "b", 7: "A"}
 
@@ -233,7 +236,7 @@ def test_an_index_outlives_the_process(opened: Opened) -> None:
     opened.indexed.close()
     kept = list(Path(opened.target.uri).glob("*.parquet"))
     contents = {path: path.read_bytes() for path in kept}
-    again = Opened(opened.target, IndexedTargets(str(opened.indexed._folder)))
+    again = Opened(opened.target, IndexedTargets(str(opened.indexed._folder), ON_DISK))
     assert again.indexed.can_merge(again.target, SHAPE.key)
     for path in kept:  # the index has the keys, so nothing reads them from the data files
         path.write_bytes(b"")
@@ -245,14 +248,24 @@ def test_an_index_outlives_the_process(opened: Opened) -> None:
     assert again.merge(40, put(1, "A", 30)) == {1: "A", 2: "b"}
 
 
+def test_a_small_index_leaves_no_file_and_is_built_again(tmp_path: Path) -> None:
+    opened = Opened(create(str(tmp_path / "target")), IndexedTargets(str(tmp_path / "indexes")))
+    opened.merge(20, put(1, "a", 10), put(2, "b", 11))
+    opened.indexed.close()
+    assert not (tmp_path / "indexes").exists()
+    again = Opened(opened.target, IndexedTargets(str(tmp_path / "indexes")))
+
+    assert again.merge(40, put(1, "A", 30), gone(2, 31)) == {1: "A"}
+
+
 def test_two_sinks_with_one_folder_find_all_rows(opened: Opened) -> None:
-    second = Opened(opened.target, IndexedTargets(str(opened.indexed._folder)))
+    second = Opened(opened.target, IndexedTargets(str(opened.indexed._folder), ON_DISK))
     opened.merge(20, put(1, "a", 10))
     second.merge(40, put(1, "A", 30), put(2, "b", 31))
     assert opened.merge(60, put(2, "B", 50)) == {1: "A", 2: "B"}
     second.indexed.close()
     opened.indexed.close()
-    third = Opened(opened.target, IndexedTargets(str(opened.indexed._folder)))
+    third = Opened(opened.target, IndexedTargets(str(opened.indexed._folder), ON_DISK))
 
     assert third.merge(80, put(1, "c", 70), gone(2, 71)) == {1: "c"}
 
@@ -265,7 +278,7 @@ def test_the_index_of_a_target_that_was_not_used_for_a_week_is_removed(opened: O
         folder = used.with_name(name)
         shutil.copytree(used, folder)
         os.utime(folder, (time.time() - age,) * 2)
-    again = Opened(opened.target, IndexedTargets(str(opened.indexed._folder)))
+    again = Opened(opened.target, IndexedTargets(str(opened.indexed._folder), ON_DISK))
     again.merge(40, put(1, "A", 30))
     os.utime(used, (time.time() - 2 * UNUSED_FOR,) * 2)
     again.indexed.close()

@@ -87,6 +87,8 @@ class VectorTable:
     partition_by: tuple[str, ...] = ()
     storage_class: Callable[[Path], TableStorage] = LocalStorage
     relation: int | None = None
+    on_disk: int = 8
+    """As in KeyIndex: few, so that the index is saved when it is closed."""
 
     def __post_init__(self) -> None:
         if DeltaTable.is_deltatable(self.uri):
@@ -115,8 +117,10 @@ class VectorTable:
 
     def open(self) -> IndexedTable:
         """Open the table as a new process does."""
+        self.index_folder.mkdir(exist_ok=True)
         storage = self.storage
-        return IndexedTable(storage, LiveFiles.read(storage), self.index_folder, IndexedRows(self.key, self.relation))
+        rows = IndexedRows(self.key, self.relation)
+        return IndexedTable(storage, LiveFiles.read(storage), self.index_folder, rows, self.on_disk)
 
     def reopen(self) -> None:
         """Close the table and open it again."""

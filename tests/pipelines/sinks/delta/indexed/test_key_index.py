@@ -17,7 +17,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from pipelines.sinks.delta.indexed.key_index import MANIFEST, PIECE, KeyHashes, KeyIndex, KeyRun, PreparedRun
+from pipelines.sinks.delta.indexed.key_index import (
+    MANIFEST,
+    PIECE,
+    SMALL_FILES,
+    KeyHashes,
+    KeyIndex,
+    KeyRun,
+    PreparedRun,
+)
 from tests.fixtures.disk import small_file_system
 from tests.fixtures.examples import examples
 
@@ -63,6 +71,7 @@ class Modelled:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.copies = folder, 0
+        (folder / "0").mkdir()
         self.index = KeyIndex(folder / "0", TABLE, ON_DISK)
         self.files: dict[str, list[Key]] = {}
         """Path → the key of each row."""
@@ -307,7 +316,7 @@ def _lose(folder: Path) -> None:
 
 def _swap(folder: Path) -> None:
     with TemporaryDirectory() as elsewhere:
-        other = KeyIndex(Path(elsewhere), TABLE)
+        other = KeyIndex(Path(elsewhere), TABLE, ON_DISK)
         add(other, "a", random_keys(10, seed=3))
         other.close()
         shutil.copy(run_files(Path(elsewhere))[0], run_files(folder)[0])
@@ -357,32 +366,63 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_a_damaged_index_begins_again_and_leaves_no_file(damage: Callable[[Path], None], tmp_path: Path) -> None:
-    keys, index = random_keys(10), KeyIndex(tmp_path, TABLE)
+    keys, index = random_keys(10), KeyIndex(tmp_path, TABLE, ON_DISK)
     add(index, "a", keys)
     index.close()
     damage(tmp_path)
     with capture_logs() as logs:
-        opened = KeyIndex(tmp_path, TABLE)
+        opened = KeyIndex(tmp_path, TABLE, ON_DISK)
 
     assert [entry["log_level"] for entry in logs] == ["warning"]
     assert (opened.files, opened.entries) == ({}, 0)
     assert [file.name for file in tmp_path.iterdir()] == ["lock"]
     add(opened, "a", keys[:5])
     opened.close()
-    assert len(found_in(KeyIndex(tmp_path, TABLE), keys)) == 5
+    assert len(found_in(KeyIndex(tmp_path, TABLE, ON_DISK), keys)) == 5
 
 
 def test_the_secret_of_an_index_stays_until_the_index_begins_again(tmp_path: Path) -> None:
-    index = KeyIndex(tmp_path, TABLE)
+    index = KeyIndex(tmp_path, TABLE, ON_DISK)
     add(index, "a", random_keys(10))
     index.close()
-    reopened = KeyIndex(tmp_path, TABLE)
+    reopened = KeyIndex(tmp_path, TABLE, ON_DISK)
     reopened.close()
     _lose(tmp_path)
 
     assert len(index.secret) == 16
     assert reopened.secret == index.secret
-    assert KeyIndex(tmp_path, TABLE).secret not in {index.secret, KeyIndex(None, TABLE).secret}
+    assert KeyIndex(tmp_path, TABLE, ON_DISK).secret not in {index.secret, KeyIndex(None, TABLE).secret}
+
+
+def test_a_small_index_has_no_files(tmp_path: Path) -> None:
+    index = KeyIndex(tmp_path / "index", TABLE)
+    for number in range(SMALL_FILES):
+        add(index, str(number), random_keys(20, seed=number))
+    index.close()
+
+    assert not (tmp_path / "index").exists()
+
+
+def test_an_index_of_few_keys_in_many_files_is_saved(tmp_path: Path) -> None:
+    index = KeyIndex(tmp_path / "index", TABLE)
+    for number in range(SMALL_FILES + 1):
+        add(index, str(number), random_keys(20, seed=number))
+    index.close()
+
+    assert len(KeyIndex(tmp_path / "index", TABLE).files) == SMALL_FILES + 1
+
+
+def test_a_saved_index_with_few_new_keys_keeps_its_files(tmp_path: Path) -> None:
+    index, keys = KeyIndex(tmp_path, TABLE, on_disk=160), random_keys(60)
+    add(index, "a", keys[:56])
+    index.close()
+    reopened = KeyIndex(tmp_path, TABLE, on_disk=160)
+    add(reopened, "b", keys[56:])
+    reopened.close()
+    again = KeyIndex(tmp_path, TABLE, on_disk=160)
+
+    assert again.files == {"a": 0}
+    assert found_in(again, keys) == sorted((key, "a", row) for row, key in enumerate(keys[:56]))
 
 
 def test_files_without_a_manifest_are_removed(tmp_path: Path) -> None:
@@ -404,7 +444,7 @@ def test_a_second_index_of_a_folder_works_in_a_temporary_folder(tmp_path: Path) 
     second.close()
 
     assert sorted(file.name for file in tmp_path.iterdir()) == before
-    assert not second._folder.exists()
+    assert not second.folder.path.exists()
     first.close()
     assert set(KeyIndex(tmp_path, TABLE, ON_DISK).files) == {"a"}
 
@@ -414,14 +454,15 @@ def test_an_index_without_a_folder_leaves_nothing_behind() -> None:
     for number in range(2):
         add(index, str(number), keys[number * 6 : number * 6 + 6])
     index._end_merge()
-    assert run_files(index._folder) != []
+    assert run_files(index.folder.path) != []
     index.close()
 
-    assert not index._folder.exists()
+    assert not index.folder.path.exists()
 
 
 def test_an_index_whose_folder_vanishes_finds_everything_and_warns_once(tmp_path: Path) -> None:
     folder, keys = tmp_path / "index", random_keys(60)
+    folder.mkdir()
     index = KeyIndex(folder, TABLE, ON_DISK)
     shutil.rmtree(folder)
     folder.write_text("a file", encoding="utf-8")
