@@ -36,7 +36,7 @@ def delta_settings(sink: DeltaSinkDefinition) -> DeltaSettings:
         name=sink.name,
         path=sink.path,
         writer=Writer(sink.writer.value),
-        table=sink,
+        table=settings_with_rule(sink, None),
         rules=sink.rules,
         upkeep=UpkeepSettings(sink.upkeep.every, sink.upkeep.vacuum_after, sink.cuts.retain, sink.upkeep.keep_commits),
         max_rewrite=sink.max_rewrite,

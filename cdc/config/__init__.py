@@ -25,6 +25,7 @@ from cdc.config.sinks import (
     WriterChoice,
     rule_of,
     search_settings,
+    settings_with_rule,
     table_settings,
 )
 from cdc.config.transform import Transform
@@ -54,6 +55,7 @@ __all__ = [
     "printable_definition",
     "rule_of",
     "search_settings",
+    "settings_with_rule",
     "table_settings",
     "unprotected_service",
 ]

@@ -280,6 +280,8 @@ def table_settings(topic: str, sink: TableSettings, rules: Sequence[SinkRule]) -
 
 def settings_with_rule(sink: TableSettings, rule: SinkRule | None) -> TableSettings:
     """Return the sink's settings, overridden by those of the rule; if `rule` is None, the sink's settings alone."""
+    if rule is None and type(sink) is TableSettings:
+        return sink
     return TableSettings.model_construct(**_overridden(TableSettings, sink, rule))
 
 

@@ -20,7 +20,7 @@ from cdc.config import (
     TableSettings,
     rule_of,
     search_settings,
-    table_settings,
+    settings_with_rule,
 )
 from cdc.config.definition_conflicts import KeyConflict, column_conflicts
 from cdc.config.sinks import target_path
@@ -52,6 +52,8 @@ class SinkTable:
     number: int
     """Index of the sink in the definition."""
     schema: TableSchema
+    sink_settings: TableSettings
+    """The settings of the sink for tables without a rule."""
 
     @property
     def rule(self) -> SinkRule | None:
@@ -61,7 +63,7 @@ class SinkTable:
     @property
     def settings(self) -> TableSettings:
         """The table's settings: the settings of the sink, overridden by the table's rule."""
-        return table_settings(self.schema.topic, self.sink, self.sink.rules)
+        return settings_with_rule(self.sink_settings, self.rule)
 
     def key(self, *below: str | int) -> Key:
         """Return the path in the definition to one setting of the table, such as `sinks`, 0, `rules`, 2, `path`.
@@ -90,7 +92,9 @@ def tables_of_sinks(
     """Yield each table of each Delta sink whose name is in `sinks`."""
     for number, sink in enumerate(definition.sinks):
         if isinstance(sink, DeltaSinkDefinition) and sink.name in sinks and not sink.views:
-            yield from (SinkTable(sink, number, schema) for schema in tables if matches(schema.topic, sink.tables))
+            settings = settings_with_rule(sink, None)
+            received = (schema for schema in tables if matches(schema.topic, sink.tables))
+            yield from (SinkTable(sink, number, schema, settings) for schema in received)
 
 
 def tables_in(log: LogReader) -> list[TableSchema]:

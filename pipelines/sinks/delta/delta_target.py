@@ -76,7 +76,7 @@ _PROPERTIES: Final = {
 }
 _NO_FILES: Final = pa.schema([("path", pa.string()), ("size_bytes", pa.int64())]).empty_table()
 """`DeltaTarget.actions` of a target without data files."""
-_CHANGED_WITH_ROWS: Final = {"files", "actions"}
+_CHANGED_WITH_ROWS: Final = {"files", "actions", "first commit"}
 """Names of cached values that each commit of rows changes."""
 
 _T = TypeVar("_T")
@@ -152,7 +152,7 @@ class DeltaTarget:
         first = [*(column_name(column.name) for column in schema.key), *layout.cluster_by]
         described = [name for name in described_columns(columns, first) if name not in layout.partition_by]
         statistics = {STATISTICS: ",".join(described)}
-        metadata = create_table(
+        metadata, first_commit = create_table(
             uri,
             columns,
             name=uri.rpartition("/")[2] if layout.is_shared else schema.topic,
@@ -163,6 +163,7 @@ class DeltaTarget:
         created = cls(uri, None)
         created._cache |= {  # a new table needs no reading
             "metadata": metadata,
+            "first commit": first_commit,
             "all columns": pa.schema(Schema.from_arrow(columns).to_arrow()),
             "actions": _NO_FILES,
             **dict.fromkeys([app_id, app_id + ROWS, app_id + ERASED, app_id + COLUMNS]),
@@ -396,6 +397,11 @@ class DeltaTarget:
         if version != since + 1:
             self._last_column_change = None
         self.record_commit(marker, since)
+
+    @property
+    def first_commit(self) -> Sequence[dict[str, Any]] | None:
+        """The only commit of a table that this process has created; None for any other table."""
+        return self.cached("first commit", lambda: None)
 
     @property
     def is_complete(self) -> bool:

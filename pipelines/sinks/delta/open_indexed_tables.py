@@ -152,7 +152,8 @@ class IndexedTargets:
         try:
             if known is None:
                 storage = storage_of(target.uri)
-                files = LiveFiles.read(storage)
+                first = target.first_commit
+                files = LiveFiles.read(storage) if first is None else LiveFiles.after_first_commit(storage, first)
                 if (reason := refusal(files, target.all_columns)) is not None:
                     return reason
                 rows = IndexedRows(key, target.part.relation, null_column)

@@ -231,12 +231,14 @@ def _converted(values: pa.Array, column: FilledColumn) -> pa.Array:
 
 def column_id(field: pa.Field) -> bytes | None:
     """Return the column id in the metadata of a target's column; None for a column that is not from the source."""
-    return None if field.metadata is None else field.metadata.get(COLUMN_ID_KEY)
+    metadata = field.metadata  # each access builds a dict
+    return None if metadata is None else metadata.get(COLUMN_ID_KEY)
 
 
 def ids_only_in(present: pa.Schema, wanted: pa.Schema) -> frozenset[bytes]:
     """Return the column ids that are in the metadata of `present` and not of `wanted`."""
-    return frozenset(_by_id(present).keys() - _by_id(wanted).keys())
+    same = present.equals(wanted, check_metadata=True)
+    return frozenset() if same else frozenset(_by_id(present).keys() - _by_id(wanted).keys())
 
 
 def without_ids(columns: pa.Schema) -> pa.Schema:

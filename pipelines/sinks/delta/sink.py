@@ -84,6 +84,12 @@ class DeltaSink:
         self._maintenance = TargetMaintenance(settings.upkeep, rewriter=self.parts.rewriter)
         self.commit_rate, self.external_commits = self.parts.commit_rate, self.parts.external_commits.report
         self.parked, self.not_indexed = self.parts.parked, self.parts.writers.indexed.refused
+        self._attempts = Retrying(
+            retry=retry_if_exception_type(CommitFailedError),
+            stop=stop_after_attempt(_ATTEMPTS),
+            wait=wait_random_exponential(multiplier=0.05, max=1.0),
+            reraise=True,
+        )
         if spark is not None:
             self.attach(spark)
 
@@ -112,15 +118,9 @@ class DeltaSink:
     def apply(self, batch: TableBatch) -> TableRecord:
         """See Sink.apply."""
         self.commit_rate.start_batch()
-        attempts = Retrying(
-            retry=retry_if_exception_type(CommitFailedError),
-            stop=stop_after_attempt(_ATTEMPTS),
-            wait=wait_random_exponential(multiplier=0.05, max=1.0),
-            reraise=True,
-        )
         # `writing` is outside of the retries, so that it translates only the error of the last attempt
         with self.parts.targets.writing(batch.schema):
-            return attempts(self._apply_once, batch)
+            return self._attempts(self._apply_once, batch)
 
     def _apply_once(self, batch: TableBatch) -> TableRecord:
         """Merge the batch into the newest version of the target, unless it was merged before; return the table's

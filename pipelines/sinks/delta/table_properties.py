@@ -47,8 +47,8 @@ class TableMetadata:
         return cls(str(found.id), found.configuration, found.partition_columns, unsupported_features(table))
 
 
-def create_table(uri: str, columns: pa.Schema, **options: Any) -> TableMetadata:
-    """Create an empty Delta table at `uri`, and return its metadata. options: as for DeltaTable.create.
+def create_table(uri: str, columns: pa.Schema, **options: Any) -> tuple[TableMetadata, list[Action]]:
+    """Create an empty Delta table at `uri`; return its metadata and its first commit. options: as DeltaTable.create.
 
     Raises CommitFailedError if another client creates a table there at the same time.
     """
@@ -74,7 +74,7 @@ def create_table(uri: str, columns: pa.Schema, **options: Any) -> TableMetadata:
         storage.create(commit_path(0), encode_commit(actions))
     except FileExistsError as exc:
         raise CommitFailedError(f"another client created a table at {uri!r}") from exc
-    return created
+    return created, actions
 
 
 @lru_cache(maxsize=1024)

@@ -152,6 +152,14 @@ class LiveFiles:
             raise LogNotReadable("commits are missing in _delta_log")
         return found
 
+    @classmethod
+    def after_first_commit(cls, storage: TableStorage, actions: Sequence[Action]) -> Self:
+        """Return version 0 of a table, which consists of these actions; reads nothing."""
+        found = cls(storage, -1, {}, {}, {})
+        found._apply(actions, 0)
+        found._keep(actions)
+        return found
+
     @property
     def is_complete(self) -> bool:
         """Whether the deletion vectors of all live files were read."""

@@ -11,6 +11,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,10 @@ from cdc.log.bucket_files import BucketPath
 class TableStorage(ABC):
     """Reads and creates files of one table."""
 
-    file_system: pafs.FileSystem
-    """A file system whose root is the table's directory, for pyarrow."""
+    @property
+    @abstractmethod
+    def file_system(self) -> pafs.FileSystem:
+        """A file system whose root is the table's directory, for pyarrow."""
 
     @abstractmethod
     def read(self, path: str) -> bytes:
@@ -65,7 +68,11 @@ class LocalStorage(TableStorage):
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self.file_system = pafs.SubTreeFileSystem(str(root), pafs.LocalFileSystem(use_mmap=True))
+
+    @cached_property
+    def file_system(self) -> pafs.FileSystem:
+        """See TableStorage.file_system."""
+        return pafs.SubTreeFileSystem(str(self._root), pafs.LocalFileSystem(use_mmap=True))
 
     def read(self, path: str) -> bytes:
         """See TableStorage.read."""
@@ -120,7 +127,11 @@ class BucketStorage(TableStorage):
 
     def __init__(self, root: BucketPath) -> None:
         self._root = root
-        self.file_system = pafs.PyFileSystem(DeltaStorageHandler(str(root)))
+
+    @cached_property
+    def file_system(self) -> pafs.FileSystem:
+        """See TableStorage.file_system."""
+        return pafs.PyFileSystem(DeltaStorageHandler(str(self._root)))
 
     def read(self, path: str) -> bytes:
         """See TableStorage.read."""

@@ -53,7 +53,7 @@ def test_a_table_is_created_and_changed_as_by_delta_rs_but_for_one_feature(
     columns: pa.Schema, configuration: dict[str, str], tmp_path: Path
 ) -> None:
     mine, other = str(tmp_path / "mine"), str(tmp_path / "other")
-    created = create_table(mine, columns, configuration=configuration, **OPTIONS)
+    created, _ = create_table(mine, columns, configuration=configuration, **OPTIONS)
     table = DeltaTable(mine)
     assert created == TableMetadata.of(table)
     theirs = DeltaTable.create(other, columns, configuration=configuration, raise_if_key_not_exists=False, **OPTIONS)
