@@ -18,6 +18,7 @@ from cdc.cli.options import Invocation
 from cdc.command_output import discard_output, error_to_report, fail
 from cdc.errors import CdcError, ConfigError, ExitCode, complete_remedy, process_exit_code
 from cdc.file_modes import product_umask
+from cdc.garbage import collect_garbage_rarely
 from cdc.process_exit import exit_process
 
 INTERRUPTED: Final = 130
@@ -33,6 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command line of the process is run, and these commands do not return: they end the process.
     """
     owns_process = arguments is None
+    if owns_process:
+        collect_garbage_rarely()
     given = list(sys.argv[1:] if arguments is None else arguments)
     command = get_command(application(given[0] if given else None))
     if owns_process:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -20,22 +19,9 @@ Smaller blocks are on the heap, and are used again after they are freed. glibc's
 largest freed block, up to 32 MiB. The value is larger than most messages, because libpq allocates a block for each, and
 than most columns of a commit: with 4 MiB a drain of wide rows had three times the page faults, and used a seventh more
 CPU."""
-RARELY: Final = 100_000
-"""Number of new objects after which Python looks for cycles among them; its default is 700."""
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 _M_ARENA_MAX: Final = -8
-
-
-def collect_garbage_rarely() -> None:
-    """Let Python look for cycles only once per RARELY new objects, and no longer in the objects of the start.
-
-    Call this function when all modules are loaded; the second call does nothing. Changes have no cycles, but all
-    threads wait while a search visits every object. The default searches took 8 % of the reader's CPU.
-    """
-    if gc.get_threshold()[0] != RARELY:
-        gc.freeze()
-        gc.set_threshold(RARELY)
 
 
 def use_system_allocators(arenas: int | None = None, large_block: int = LARGE_BLOCK) -> None:

@@ -24,9 +24,9 @@ from cdc.config import Definition, issues_in_file, load_definition
 from cdc.config.units import seconds
 from cdc.errors import ExitCode, InvalidDefinition, SinkError, complete_remedy, process_exit_code
 from cdc.file_modes import product_umask
+from cdc.garbage import collect_garbage_rarely
 from cdc.logging_setup import configure_by_environment
 from cdc.process_exit import exit_process
-from cdc.process_memory import collect_garbage_rarely
 from cdc.verify_and_replay_options import Against, VerifyMode
 
 INTERRUPTED: Final = 130
@@ -43,10 +43,10 @@ def main(argv: Sequence[str] | None = None, *, submitted: bool = False) -> int:
     """
     if argv is None:
         atexit.register(gc.freeze)  # as in cdc/__main__.py
-    owns_process = argv is None and not submitted  # a cluster may run several jobs in one process
-    arguments = _parser().parse_args(argv, argparse.Namespace(submitted=submitted, owns_process=owns_process))
+        collect_garbage_rarely()
+    arguments = _parser().parse_args(argv, argparse.Namespace(submitted=submitted))
     status = _run(arguments)
-    if owns_process and arguments.verb == "apply":
+    if argv is None and not submitted and arguments.verb == "apply":  # a cluster may run several jobs in one process
         exit_process(status)
     return status
 
@@ -200,8 +200,6 @@ def _apply(arguments: argparse.Namespace) -> int:
         import_module("pipelines.apply_process"),
         import_module("pipelines.new_sink_check"),
     )
-    if arguments.owns_process:
-        collect_garbage_rarely()
     new_sinks = new_sink_check.NewSinkCheck(whole, arguments.config, {sink.name for sink in definition.sinks})
     once = arguments.trigger == ONCE
     with ExitStack() as stack:

@@ -49,22 +49,3 @@ import pandas
 def test_arrays_need_no_pandas_and_spark_still_gets_it() -> None:
     done = subprocess.run([sys.executable, "-c", PANDAS], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-
-
-GARBAGE = """
-import gc
-from cdc.process_memory import RARELY, collect_garbage_rarely
-
-collect_garbage_rarely()
-frozen = gc.get_freeze_count()
-assert frozen > 1000 and gc.get_threshold()[0] == RARELY
-kept = [[] for _ in range(2000)]
-collect_garbage_rarely()
-assert gc.get_freeze_count() <= frozen
-"""
-
-
-def test_only_the_objects_of_the_start_are_left_out_of_later_searches() -> None:
-    """A search that never sees the objects of a session that failed would never free them."""
-    done = subprocess.run([sys.executable, "-c", GARBAGE], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr

@@ -45,7 +45,7 @@ def deliver(names: NamesArgument = None, config: ConfigOption = DEFAULT_CONFIG) 
 
     A delivery of type stdout prints events, one JSON object per line: 'cdc deliver NAME | jq .value'.
     """
-    from cdc.process_memory import collect_garbage_rarely, refuse_pandas, use_system_allocators
+    from cdc.process_memory import refuse_pandas, use_system_allocators
 
     refuse_pandas()
     from cdc.config import load_definition
@@ -66,7 +66,6 @@ def deliver(names: NamesArgument = None, config: ConfigOption = DEFAULT_CONFIG) 
             remedy="add one to 'deliveries' in the definition, or write the name of a delivery to stdout",
         )
     use_system_allocators(arenas=2, large_block=4 << 20)
-    collect_garbage_rarely()
     raise typer.Exit(main(definition, chosen))
 
 

@@ -108,7 +108,7 @@ def _supervise(config: Path, parts: Sequence[str], warm: WarmProcess | None, *, 
 
 def reader(config: ConfigOption = DEFAULT_CONFIG, log_format: FormatOption = LogLineFormat.CONSOLE) -> None:
     """Capture changes from Postgres into the log; `cdc run` starts this process."""
-    from cdc.process_memory import collect_garbage_rarely, refuse_pandas, use_system_allocators
+    from cdc.process_memory import refuse_pandas, use_system_allocators
 
     refuse_pandas()
     from cdc.capture.reader_process import main
@@ -117,7 +117,6 @@ def reader(config: ConfigOption = DEFAULT_CONFIG, log_format: FormatOption = Log
 
     configure(LogFormat(log_format.value), file=str(config))
     use_system_allocators()
-    collect_garbage_rarely()
     raise typer.Exit(main(load_definition(config), reload=lambda: load_definition(config)))
 
 

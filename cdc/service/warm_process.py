@@ -288,6 +288,7 @@ class _ForkRequest:
         setproctitle(" ".join(self.command))
         module, *sys.argv[1:] = self.command[self.command.index("-m") + 1 :]
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED)
+        gc.enable()
         runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
@@ -375,6 +376,7 @@ def import_modules(names: Sequence[str]) -> None:
 
 def _main(control: int, imports: Sequence[str]) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
+    gc.disable()  # imports leave no garbage, and the searches take a sixth of their time
     import_modules(imports)
     request = _ForkLoop(socket.socket(fileno=control)).serve()
     if request is None:

@@ -1,0 +1,19 @@
+"""Search for garbage: Python looks for cycles among the objects of a process only rarely.
+
+Nearly all objects are modules, classes and functions, and live as long as the process. With the default of 700 new
+objects, searches took a sixth of the time of the imports, and 8 % of the CPU of a reader.
+"""
+
+from __future__ import annotations
+
+import gc
+from typing import Final
+
+RARELY: Final = 100_000
+"""Number of new objects after which Python looks for cycles among them."""
+
+
+def collect_garbage_rarely() -> None:
+    """Look for cycles once per RARELY new objects, and never among the present objects; a process calls this once."""
+    gc.freeze()
+    gc.set_threshold(RARELY)
