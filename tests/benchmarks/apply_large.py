@@ -47,7 +47,7 @@ _VALUES = pa.schema([("id", pa.int64()), ("amount", pa.int64()), ("state", pa.st
 def figures() -> dict[str, Figure]:
     """What is measured here."""
     return {
-        "cost_ratio_50m_vs_5m": Figure("ratio", at_most=2),
+        "cost_ratio_50m_vs_5m": Figure("ratio", at_most=1.3),
         "cost_ratio_50m_vs_5m.random": Figure("ratio"),
         **{f"newest_seconds.target_{size}": Figure("s") for size in _SIZES},
         "random.plain": Figure("s"),
