@@ -19,9 +19,9 @@ from tests.fixtures.disk import small_file_system
 from tests.pipelines.sinks.added_features import items_by_id
 
 OTHER = replace(ORDERS, relation=ORDERS.relation + 1, oid=ORDERS.oid + 1, name="returns")
-FIRST = batch([put(number, "a", 10) for number in range(2000)], 0, 20)
+FIRST = batch([put(number, "a", 10) for number in range(5000)], 0, 20)
 SECOND = batch([put(1, "A", 30), gone(2, 31), put(5000, "new", 32)], 20, 40)
-AFTER_FIRST = dict.fromkeys(range(2000), "a")
+AFTER_FIRST = dict.fromkeys(range(5000), "a")
 AFTER_SECOND = {number: item for number, item in AFTER_FIRST.items() if number != 2} | {1: "A", 5000: "new"}
 
 
