@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from cdc.process_memory import use_system_allocators
 
-use_system_allocators(arenas=2)
+use_system_allocators(client_threads=True)
 
 def resident() -> int:
     return int(next(line for line in open("/proc/self/status") if line.startswith("VmRSS")).split()[1])

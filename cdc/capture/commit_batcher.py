@@ -292,9 +292,8 @@ class CommitBatcher:
             return 0.0
         if self._yielded > self._appended:  # the append stage is busy
             return None
-        due = self._appended_at + self._linger
         if self._pending.ready_bytes < BUSY_BYTES:
-            return due
+            return self._appended_at + self._linger
         return min(self._arrived_at + QUIET, self._appended_at + self._linger * BUSY_LINGER)
 
     def batches(self, now: float, *, more: bool) -> Iterator[CommitBatch]:

@@ -65,7 +65,7 @@ def deliver(names: NamesArgument = None, config: ConfigOption = DEFAULT_CONFIG) 
             f"pipeline {definition.name!r} has no delivery to send",
             remedy="add one to 'deliveries' in the definition, or write the name of a delivery to stdout",
         )
-    use_system_allocators(arenas=2, large_block=4 << 20)
+    use_system_allocators(client_threads=True)
     raise typer.Exit(main(definition, chosen))
 
 

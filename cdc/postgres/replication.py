@@ -50,7 +50,7 @@ and 128 KiB, and 1.9 times with 16 KiB. Over a network a small buffer would limi
 the kernel joins packets anyway.
 """
 LARGE_RECEIVE_BUFFER: Final = 4 << 20
-"""The same once a large batch had large messages, which few packets carry anyway; then Postgres waits less.
+"""Size of the receive buffer once a large batch had large messages: few packets carry them, and Postgres waits less.
 
 The buffer never becomes smaller again: the kernel would drop packets that were sent before, and Postgres would send
 them again only after 0.2 s.

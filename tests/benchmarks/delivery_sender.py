@@ -21,7 +21,7 @@ from cdc.process_memory import use_system_allocators
 
 def main(definition_file: Path) -> None:
     """Send, and print what was measured."""
-    use_system_allocators(arenas=2, large_block=4 << 20)
+    use_system_allocators(client_threads=True)
     collect_garbage_rarely()
     definition = load_definition(definition_file)
     settings = definition.deliveries[0]
