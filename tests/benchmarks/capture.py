@@ -125,7 +125,7 @@ class Bench:
         execute(self._dsn, *workload.setup)
         for place in places:
             with Reader(place):
-                until(place.has_begun, 60)
+                until(place.has_copied, 60)
             self._slot(f"{place.name}_peer")
         execute(self._dsn, *workload.write)
         end = self._end()
@@ -146,7 +146,7 @@ class Bench:
         for number in range(runs):
             place = self._place(workloads.tpcb(0), f"{key}{number}")
             with Reader(place):
-                until(place.has_begun, 60)
+                until(place.has_copied, 60)
                 first = LogReader(place.log).version
                 began = time.perf_counter()
                 self._trickle(seconds, rate)

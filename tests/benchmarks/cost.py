@@ -87,7 +87,7 @@ def _reader_alone(dsn: str, folder: Path, warm: float, seconds: float) -> float:
     execute(dsn, *work.setup)
     place = ReaderPlace("alone", folder, dsn, f"{work.schema}.*", "alone_pub")
     with Reader(place) as reader:
-        until(place.has_begun, 60)
+        until(place.has_copied, 60)
         with under_load(dsn, work.schema, READER_RATE):
             time.sleep(warm)
             before, began = reader.usage().cpu_seconds, time.monotonic()

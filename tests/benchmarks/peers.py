@@ -24,6 +24,7 @@ from cdc.log.reader import LogReader
 from cdc.lsn import Lsn
 from cdc.position import Position
 from cdc.postgres.connection import connect
+from cdc.table import TableState
 
 DEFINITION = """\
 name: {name}
@@ -67,9 +68,11 @@ class ReaderPlace:
         """The last durable position of the log; None before its first commit."""
         return LogReader(self.log).durable if (self.log / CHANGES / "_delta_log").is_dir() else None
 
-    def has_begun(self) -> bool:
-        """Whether the log has a commit."""
-        return self.durable is not None
+    def has_copied(self) -> bool:
+        """Whether the log has all rows of the first copy; chunks of large tables arrive while the stream runs."""
+        return self.durable is not None and all(
+            schema.state is TableState.LIVE for schema in LogReader(self.log).schemas().values()
+        )
 
     def write(self) -> Path:
         """The definition's file."""
