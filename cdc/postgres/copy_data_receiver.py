@@ -11,6 +11,7 @@ import ctypes
 import logging
 import select
 import sys
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -22,7 +23,7 @@ from numba.extending import intrinsic
 from psycopg import pq
 
 from cdc.array_pool import ArrayPool
-from cdc.cached_njit import cached_njit
+from cdc.cached_njit import FunctionNotCached, cached_njit, only_cached
 from cdc.pgoutput.message_parser import FrameBatch
 
 LIMIT: Final = 2 << 20
@@ -164,12 +165,13 @@ class CopyDrain:
 class LineDrain:
     """Extracts the lines of a COPY from one connection in COPY OUT mode.
 
-    The object reuses its memory, because page faults on new memory cost more than copying the lines.
+    The object reuses its memory, because page faults on new memory cost more than copying the lines. It compiles
+    nothing: the first copy on a machine, of small tables, would begin several seconds later.
     """
 
     def __init__(self, pgconn: Any) -> None:
         self._pgconn = pgconn
-        self._functions = load_functions()
+        self._functions = load_cached_functions()
         self._buffer, self._offsets = np.empty(_FIRST_BUFFER, np.uint8), _empty_offsets()
         self._count = 0
 
@@ -256,6 +258,13 @@ def load_functions() -> tuple[int, ...] | None:
     except (OSError, AttributeError, TypeError) as error:
         _log.warning("cannot call libpq directly, so data arrives one message at a time at half the speed: %s", error)
         return None
+
+
+def load_cached_functions() -> tuple[int, ...] | None:
+    """Return the result of `load_functions`; None if the loops are not compiled yet."""
+    with only_cached(), suppress(FunctionNotCached):
+        return load_functions()
+    return None
 
 
 def _address(function: Any) -> int:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from psycopg import OperationalError, generators, sql
@@ -22,6 +25,7 @@ def read_all(drain: copy_data_receiver.LineDrain) -> None:
 def test_the_compiled_loop_and_the_loop_in_python_read_the_same_lines(database: str):
     statement = b"COPY (SELECT i, repeat('x', i * i % 3001) FROM generate_series(1, 2000) i) TO STDOUT"
     copies = []
+    assert copy_data_receiver.load_functions() is not None
     with connect(database) as conn:
         for in_python in (False, True):
             conn.pgconn.send_query(statement)
@@ -37,6 +41,18 @@ def test_the_compiled_loop_and_the_loop_in_python_read_the_same_lines(database: 
             while conn.pgconn.get_result() is not None:
                 pass
     assert copies[0] == copies[1] == b"".join(b"%d\t%s\n" % (i, b"x" * (i * i % 3001)) for i in range(1, 2001))
+
+
+def test_a_copy_waits_for_no_compiler(tmp_path: Path):
+    code = """
+from cdc.postgres import copy_data_receiver as receiver
+assert receiver.load_cached_functions() is None
+assert receiver.load_functions() is not None
+assert receiver.load_cached_functions() == receiver.load_functions()
+"""
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("in_python", [False, True])
