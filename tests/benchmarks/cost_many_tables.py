@@ -21,11 +21,14 @@ IDLE_AFTER: Final = 15.0
 """Seconds after the first copy before anything is measured."""
 SINGLE: Final = 20
 """Number of single changes, each in another table, one a second."""
+FIRST: Final = 101
+"""Number of the first table that a transaction changes."""
 TOUCHED: Final = 50
 """Number of tables that a transaction changes."""
 CHANGES: Final = 5
 """Number of changes in each of these tables."""
 TRANSACTIONS: Final = 5
+"""Number of such transactions, one a second."""
 
 
 def figures() -> dict[str, Figure]:
@@ -41,8 +44,8 @@ def measure(folder: Path, found: dict[str, Figure], *, quick: bool) -> None:
     """Run a pipeline over the tables, and add one value to each figure."""
     tables = QUICK_TABLES if quick else TABLES
     work = workloads.ticking(tables, ROWS)
-    with EmbeddedPostgres(folder / "many", version=18, settings=SETTINGS, tcp=True) as server:
-        pipeline = Pipeline(server.dsn(), folder / "many-cdc", work)
+    with EmbeddedPostgres(folder / "postgres", version=18, settings=SETTINGS, tcp=True) as server:
+        pipeline = Pipeline(server.dsn(), folder / "cdc", work)
         with pipeline.running(tables, idle_after=IDLE_AFTER):
             values = pipeline.first_copy_seconds, _one_change(pipeline, work.schema), _fifty(pipeline, work.schema)
     for figure, value in zip([found[name] for name in figures()], values, strict=True):
@@ -62,9 +65,9 @@ def _one_change(pipeline: Pipeline, schema: str) -> float:
 
 def _fifty(pipeline: Pipeline, schema: str) -> float:
     """Return the mean seconds from the commit of a transaction that changes fifty tables until they are published."""
-    topics, took = {f"{schema}.t{number}" for number in range(101, 101 + TOUCHED)}, []
+    topics, took = {f"{schema}.t{number}" for number in range(FIRST, FIRST + TOUCHED)}, []
     change = f"UPDATE {schema}.t%s SET amount = amount + 1 WHERE id <= {CHANGES}"
-    block = f"DO $$ BEGIN FOR i IN 101..{100 + TOUCHED} LOOP EXECUTE format('{change}', i); END LOOP; END $$"
+    block = f"DO $$ BEGIN FOR i IN {FIRST}..{FIRST + TOUCHED - 1} LOOP EXECUTE format('{change}', i); END LOOP; END $$"
     for _ in range(TRANSACTIONS):
         before = _versions(pipeline, topics)
         execute(pipeline.dsn, block)
