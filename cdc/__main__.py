@@ -34,16 +34,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command line of the process is run, and these commands do not return: they end the process.
     """
     owns_process = arguments is None
+    given = list(sys.argv[1:] if arguments is None else arguments)
     if owns_process:
         collect_garbage_rarely()
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    command = get_command(application(given[0] if given else None))
-    if owns_process:
         # else the interpreter searches all objects for garbage while it exits, for up to 0.7 s
         atexit.register(gc.freeze)
         _escape_unprintable()
         # no command uses a pydantic plugin, and the search for plugins reads the metadata of every installed package
         os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    command = get_command(application(given[0] if given else None))
     status = _run(command, given, owns_process=owns_process)
     if owns_process and _command_name(command, given) in _LONG_RUNNING:
         exit_process(status)

@@ -88,6 +88,11 @@ class RowOrder:
     """Commit time of the transaction in microseconds UTC."""
 
 
+def generation_payload(began: int) -> bytes:
+    """Return the payload of a `g` row: the position at which the full copy began."""
+    return str(int(began)).encode()
+
+
 def control_row(
     order: RowOrder, operation: Operation, relation: int, topic: str, payload: bytes | None = None
 ) -> pa.RecordBatch:

@@ -13,7 +13,7 @@ from cdc.failpoint import hit
 from cdc.log.disk_format import CommitSource
 from cdc.log.rows_at_position import RowsAtPosition
 from cdc.log.writer import LogWriter
-from cdc.log_row import Operation
+from cdc.log_row import Operation, generation_payload
 from cdc.pgoutput.copy_decoder import CopiedRows, CopiedTable, Lines
 from cdc.position import Position
 from cdc.table import TableSchema
@@ -27,8 +27,8 @@ class SnapshotCommit:
     ) -> None:
         """count: called after each batch of table rows, with the topic of the table and the number of rows."""
         self.position = position
-        self._files, self._count = RowsAtPosition(writer, position, time.time_ns() // 1000), count
-        self._rows = CopiedRows(self._files.order, self._files.add)
+        self._rows, self._count = RowsAtPosition(writer, position, time.time_ns() // 1000), count
+        self._copied = CopiedRows(self._rows.order, self._rows.add)
         self._ended: list[TableSchema] = []
         self.tables = self.table_rows = 0
         """Number of copied tables, and number of their rows, without `s` and `g` rows."""
@@ -36,7 +36,7 @@ class SnapshotCommit:
     def table(self, schema: TableSchema, chunks: Iterator[Lines]) -> None:
         """Add one table with its rows: first the table's `s` row, then its rows from the chunks of a COPY."""
         self._add_version(schema)
-        table = CopiedTable(schema, self._rows)
+        table = CopiedTable(schema, self._copied)
         for chunk in chunks:
             if rows := table.feed(chunk):
                 self.table_rows += rows
@@ -53,13 +53,13 @@ class SnapshotCommit:
 
     def commit(self, lineage: CommitSource) -> None:
         """Add a `g` row for every table that was copied, or marked with `ended`; then commit all rows."""
+        began = generation_payload(self.position)
         for schema in self._ended:
-            began = str(int(self.position)).encode()
-            self._rows.control(Operation.GENERATION, schema.relation, schema.topic, began)
-        self._rows.flush()
-        self._files.stage()
+            self._copied.control(Operation.GENERATION, schema.relation, schema.topic, began)
+        self._copied.flush()
+        self._rows.stage()
         hit("after_copy_staged")
-        self._files.commit(lineage)
+        self._rows.commit(lineage)
 
     def _add_version(self, schema: TableSchema) -> None:
-        self._rows.control(Operation.SCHEMA, schema.relation, schema.topic, schema.to_json())
+        self._copied.control(Operation.SCHEMA, schema.relation, schema.topic, schema.to_json())

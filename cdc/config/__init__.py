@@ -25,7 +25,6 @@ from cdc.config.sinks import (
     WriterChoice,
     rule_of,
     search_settings,
-    settings_with_rule,
     table_settings,
 )
 from cdc.config.transform import Transform
@@ -55,7 +54,6 @@ __all__ = [
     "printable_definition",
     "rule_of",
     "search_settings",
-    "settings_with_rule",
     "table_settings",
     "unprotected_service",
 ]

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from cdc.log.disk_format import CommitInfo, CommitSource
 from cdc.log.writer import LogWriter, StagedFile
-from cdc.log_row import LOG_SCHEMA, Operation, RowOrder, control_row
+from cdc.log_row import LOG_SCHEMA, Operation, RowOrder, control_row, generation_payload
 from cdc.position import Position
 from cdc.table import TableSchema
 
@@ -53,7 +53,7 @@ class RowsAtPosition:
 
     def add_end(self, schema: TableSchema) -> None:
         """Add the `g` row of a table: rows of it before this position are deleted."""
-        began = str(int(self.position)).encode()
+        began = generation_payload(self.position)
         self.add(control_row(self.order, Operation.GENERATION, schema.relation, schema.topic, began))
 
     @contextmanager

@@ -28,7 +28,7 @@ _NOTHING: Final = Capacity(0, (0,) * 4, (0,) * 4)
 
 
 class CopiedRows:
-    """Collects log rows of one position, from the COPYs of many tables and between them; `write` gets the batches."""
+    """Collects log rows of one position, from the COPYs of many tables, and control rows; `write` gets the batches."""
 
     def __init__(self, order: RowOrder, write: Callable[[pa.RecordBatch], None], least: Capacity = SHARED) -> None:
         """order: place of the first row; ordinals increase from there. least: minimum capacity of a batch."""

@@ -166,7 +166,7 @@ class LineDrain:
     """Extracts the lines of a COPY from one connection in COPY OUT mode.
 
     The object reuses its memory, because page faults on new memory cost more than copying the lines. It compiles
-    nothing: the first copy on a machine, of small tables, would begin several seconds later.
+    nothing, because the first copy on a machine would wait several seconds for the compiler.
     """
 
     def __init__(self, pgconn: Any) -> None:

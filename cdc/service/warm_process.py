@@ -376,7 +376,7 @@ def import_modules(names: Sequence[str]) -> None:
 
 def _main(control: int, imports: Sequence[str]) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
-    gc.disable()  # imports leave no garbage, and the searches take a sixth of their time
+    gc.disable()  # imports leave little garbage, and the searches take a sixth of their time
     import_modules(imports)
     request = _ForkLoop(socket.socket(fileno=control)).serve()
     if request is None:

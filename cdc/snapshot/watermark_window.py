@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from cdc.errors import SnapshotInvalidated
-from cdc.log_row import Operation, RowOrder, control_row
+from cdc.log_row import Operation, RowOrder, control_row, generation_payload
 from cdc.pgoutput.decoder_events import DecodedRows, WatermarkSeen
 from cdc.position import Position
 from cdc.postgres.chunk_queries import Visibility
@@ -402,4 +402,4 @@ def _tables_at(
         if began == "here":
             # the window's changes that replaced rows of a keyed chunk are later than `after`; targets must keep them
             began = Position(first_row.position if chunk.visibility is not None else after + 1)
-        yield control(Operation.GENERATION, str(int(began)).encode()), chunk.address
+        yield control(Operation.GENERATION, generation_payload(began)), chunk.address

@@ -20,10 +20,9 @@ from cdc.config import (
     TableSettings,
     rule_of,
     search_settings,
-    settings_with_rule,
 )
 from cdc.config.definition_conflicts import KeyConflict, column_conflicts
-from cdc.config.sinks import target_path
+from cdc.config.sinks import settings_with_rule, target_path
 from cdc.config.yaml_document import Key
 from cdc.errors import (
     CdcError,

@@ -73,7 +73,7 @@ def test_a_small_commit_is_due_after_the_linger_time():
     assert batcher.next_due(more=False) is None
 
 
-def test_a_commit_with_many_rows_waits_longer_but_only_while_more_arrive() -> None:
+def test_a_commit_with_many_rows_is_due_after_a_pause_or_the_longer_linger_time() -> None:
     batcher = new_batcher(commit_bytes=4 * OPEN_LIMIT)
     batcher.add(decoded(5, wide=True), 0.01)
     assert batcher.next_due(more=False) == pytest.approx(0.01 + QUIET)

@@ -80,11 +80,12 @@ class OpenTargets:
         An attempt before a crash may have created the target for a longer range of the log. Columns that only the
         longer range has are then removed.
         """
-        is_first = self._uri(batch.schema) not in self.by_uri
+        if batch.schema.relation in self._published.records:
+            return self.open(batch.schema, batch.generation)
+        is_opened_now = self._uri(batch.schema) not in self.by_uri
         target = self.open(batch.schema, batch.generation)
-        if is_first and target.first_commit is not None:  # created for this batch just now
-            return target
-        if batch.schema.relation not in self._published.records and target.is_untouched:
+        is_created_now = is_opened_now and target.first_commit is not None
+        if not is_created_now and target.is_untouched:
             shape, mode = self.shape(batch.schema), self._settings.of(batch.schema.topic).history_mode
             columns = shape.columns_in_mode(mode)
             later = ids_only_in(target.columns, columns)

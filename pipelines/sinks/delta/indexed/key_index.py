@@ -49,7 +49,7 @@ LARGE: Final = 16
 large runs are added only while a whole index is built.
 """
 SMALL: Final = 16
-"""`close` writes no entries if they are fewer than ON_DISK / SMALL, and of SMALL_FILES data files at most."""
+"""Divisor of ON_DISK. `close` does not save fewer entries than that, if they are of SMALL_FILES data files at most."""
 SMALL_FILES: Final = 4
 PIECE: Final = 1 << 18
 """Number of merged entries that `merge_to_file` has in memory at a time."""
@@ -381,14 +381,14 @@ class KeyIndex:
         self._end_merge()
         if self.folder.is_temporary:
             self._runs = []
-        elif not self._is_built_fast():
+        elif not self._can_stay_unsaved():
             try:
                 self._write_all()
             except OSError as exc:
                 self._report(exc)
         self.folder.close()
 
-    def _is_built_fast(self) -> bool:
+    def _can_stay_unsaved(self) -> bool:
         """Whether the manifest names all run files, and the next open needs to read only a few rows of the table."""
         small = [run for run in self._runs if not run.name]
         return (
@@ -451,7 +451,7 @@ class KeyIndex:
         if not self._is_refused:
             log.warning(
                 "the key index of a target cannot be written; the index continues in memory",
-                folder=str(self.folder.wanted),
+                folder=str(self.folder.wanted or self.folder.path),
                 reason=str(exc),
             )
         self._is_refused = True
