@@ -48,8 +48,11 @@ BUSY_BYTES: Final = 1 << 20
 The reader is then behind, so fewer commits matter more than the latency of each.
 """
 BUSY_LINGER: Final = 4
-QUIET: Final = 0.03
-"""Seconds without new rows after which a commit of BUSY_BYTES is due, even before the linger time."""
+QUIET: Final = 0.045
+"""Seconds without new rows after which a commit of BUSY_BYTES is due, even before the linger time.
+
+They are more than the receive stage needs for a batch of frames (BATCH_SECONDS).
+"""
 GATHER: Final = 1.25
 """Multiple of the linger time for which steady input is gathered before it is decoded.
 

@@ -59,13 +59,12 @@ _log = logging.getLogger(__name__)
 
 
 class DrainResult(NamedTuple):
-    """Messages that one call extracted from libpq's buffer."""
+    """Result of one extraction of messages from libpq's buffer."""
 
-    frames: FrameBatch
     status: int
     """Positive if the limit was reached; otherwise PENDING, ENDED or FAILED."""
     reply_requested: bool
-    """True if a keepalive among the messages requests a reply."""
+    """True if a keepalive among the extracted messages requests a reply."""
 
 
 @intrinsic
@@ -140,26 +139,52 @@ def _gather(
 
 
 class CopyDrain:
-    """Extracts the messages of one connection in COPY BOTH mode; it never blocks."""
+    """Collects the messages of one connection in COPY BOTH mode in a batch; it never blocks."""
 
     def __init__(self, pgconn: Any) -> None:
         self._pgconn = pgconn
         self._functions = load_functions()
         self._pool = ArrayPool(SPARE)
         self._block = np.empty(0, np.uint8)
-        """The rest of a memory block, after the last batch."""
+        """Memory of the batch, and the rest of its memory block."""
+        self._offsets, self._count = _empty_offsets(), 0
 
-    def take(self, limit: int = LIMIT) -> DrainResult:
-        """Return the messages that libpq has buffered, until their total size in bytes reaches the limit."""
+    @property
+    def count(self) -> int:
+        """Number of messages in the batch."""
+        return self._count
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes of the messages in the batch."""
+        return int(self._offsets[self._count])
+
+    def collect(self) -> DrainResult:
+        """Add the messages that libpq has buffered to the batch, until the size of the batch reaches LIMIT."""
         if self._functions is None:
-            return _drain_in_python(self._pgconn, limit)
-        addresses = np.array([self._pgconn.pgconn_ptr, *self._functions], np.int64)
-        if self._block.size < 2 * LIMIT:
+            return self._collect_in_python()
+        if not self._count and self._block.size < 2 * LIMIT:
             self._block = self._pool.array(BLOCK)
-        buffer, offsets, count, status, reply = _drain(addresses, limit, self._block, _empty_offsets(), 0)
-        frames = FrameBatch(buffer[: offsets[count]], offsets[: count + 1])
-        self._block = self._block[frames.nbytes :]
-        return DrainResult(frames, status, reply)
+        addresses = np.array([self._pgconn.pgconn_ptr, *self._functions], np.int64)
+        self._block, self._offsets, self._count, status, reply = _drain(
+            addresses, LIMIT, self._block, self._offsets, self._count
+        )
+        return DrainResult(status, reply)
+
+    def take(self) -> FrameBatch:
+        """Return the batch, and begin an empty one."""
+        nbytes, count = self.nbytes, self._count
+        frames = FrameBatch(self._block[:nbytes], self._offsets[: count + 1])
+        self._block, self._offsets, self._count = self._block[nbytes:], _empty_offsets(), 0
+        return frames
+
+    def _collect_in_python(self) -> DrainResult:
+        frames, status, reply = _drain_in_python(self._pgconn, LIMIT - self.nbytes)
+        end = self.nbytes
+        self._block = np.append(self._block[:end], frames.buffer)
+        self._offsets = np.append(self._offsets[: self._count], frames.offsets + end)
+        self._count += len(frames)
+        return DrainResult(status, reply)
 
 
 class LineDrain:
@@ -228,8 +253,8 @@ def _empty_offsets() -> np.ndarray:
     return offsets
 
 
-def _drain_in_python(pgconn: Any, limit: int) -> DrainResult:
-    """Extract messages as `_drain` does, but without calling C functions by address."""
+def _drain_in_python(pgconn: Any, limit: int) -> tuple[FrameBatch, int, bool]:
+    """Return messages, status and reply request as `_drain` does, but without calling C functions by address."""
     frames: list[bytes] = []
     used, length = 0, 1
     while used < limit:
@@ -239,7 +264,7 @@ def _drain_in_python(pgconn: Any, limit: int) -> DrainResult:
         frames.append(bytes(view))
         used += length
     reply = any(len(frame) == 18 and frame[:1] == b"k" and frame[17] == 1 for frame in frames)  # noqa: PLR2004
-    return DrainResult(FrameBatch.of(frames), length, reply)
+    return FrameBatch.of(frames), length, reply
 
 
 @lru_cache(maxsize=1)

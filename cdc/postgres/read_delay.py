@@ -1,4 +1,8 @@
-"""How long the replication stream waits between the arrival of input and its read: one read then gets more of it."""
+"""How long the replication stream waits between the arrival of input and its read, and for how long it collects reads.
+
+After a wait one read gets more input. While the reader is far behind, several reads are collected in one batch of
+frames, because each batch has a fixed cost in the stages after it.
+"""
 
 from __future__ import annotations
 
@@ -23,32 +27,50 @@ BEHIND_BYTES: Final = 16 << 10
 These are more than a hundred messages. A shorter wait counts as STEADY_READ_DELAY.
 """
 BEHIND_AT_MOST: Final = 4
-"""After its last large batch the reader counts as behind for at most this many times BEHIND_READ_DELAY."""
+"""After its last large read the reader counts as behind for at most this many times BEHIND_READ_DELAY."""
 LARGE_MESSAGE: Final = 8 << 10
 """Average bytes of a message from which READ_DELAY applies, because few messages fill the buffers."""
+BATCH_BYTES: Final = 768 << 10
+"""Bytes of frames with which a batch is complete.
+
+Decoding takes 1 ms for each batch and 0.25 ms for a thousand frames: a read of READ_BYTES has about 4,000 frames.
+"""
+BATCH_SECONDS: Final = 0.03
+"""Maximum seconds for which a batch is collected; at a rate at which BATCH_BYTES need longer, nothing is collected."""
+BATCH_PAUSE: Final = 0.004
+"""Seconds without input after which a batch is complete before it has BATCH_BYTES."""
 
 
 class ReadDelay:
-    """The delay before each read, from the sizes and times of the batches before it."""
+    """The delay before each read, and the time for a batch of reads, from the sizes and times of the reads before."""
 
     def __init__(self) -> None:
         self._level, self._noted_at = 0.0, 0.0
-        """Bytes in a bucket that loses BEHIND_BYTES in each BEHIND_READ_DELAY, at the time of the last batch."""
+        """Bytes in a bucket that loses BEHIND_BYTES in each BEHIND_READ_DELAY, at the time of the last read."""
         self._waited = 0.0
         self._rate = 1.0
-        """Bytes per second of the last large batch."""
+        """Bytes per second of the last large read."""
+        self._mean_rate = 1.0
+        """Mean of `_rate`, in which each large read counts half as much as the next one."""
         self.has_large_messages = False
-        """Whether the messages of the last large batch were large."""
+        """Whether the messages of the last large read were large."""
 
     def note(self, nbytes: int, messages: int, now: float) -> None:
-        """Record a batch of messages."""
+        """Record the messages of one read."""
         seconds = now - self._noted_at
         lost = BEHIND_BYTES * seconds / BEHIND_READ_DELAY
         self._level = min(max(0.0, self._level - lost) + nbytes, BEHIND_AT_MOST * BEHIND_BYTES)
         if nbytes >= BEHIND_BYTES:  # a commit between two large transactions says nothing about the messages in them
             self._rate = nbytes / max(seconds, READ_DELAY)
+            self._mean_rate = (self._rate + self._mean_rate) / 2
             self.has_large_messages = nbytes >= LARGE_MESSAGE * messages
         self._noted_at = now
+
+    @property
+    def batch_seconds(self) -> float:
+        """Seconds for which the reads from now on are collected in one batch; 0 if each read is a batch."""
+        is_fast = self._level >= BEHIND_BYTES and self._mean_rate * BATCH_SECONDS >= BATCH_BYTES
+        return BATCH_SECONDS if is_fast and not self.has_large_messages else 0.0
 
     def seconds(self, gather: float, since_read: float) -> float:
         """Return the delay of the next read, and remember it.

@@ -37,7 +37,7 @@ from cdc.lsn import Lsn
 from cdc.pgoutput.message_parser import FrameBatch
 from cdc.postgres import copy_data_receiver
 from cdc.postgres.connection import ANSWER_TIMEOUT, connect, is_standby, server_start
-from cdc.postgres.read_delay import STEADY_READ_DELAY, ReadDelay
+from cdc.postgres.read_delay import BATCH_BYTES, BATCH_PAUSE, STEADY_READ_DELAY, ReadDelay
 from cdc.postgres.sql_ascii import disable_encoding_conversion, is_sql_ascii
 from cdc.postgres.sqlstate import classify_message, map_errors
 from cdc.postgres.timeline_history import TimelineHistory
@@ -193,6 +193,8 @@ class ReplicationStream:
         self._sent_at = self._input_at = self._read_at = time.monotonic()
         self._reply_requested_at: float | None = None  # the first request for a reply since the last input
         self._delay = ReadDelay()
+        self._batch_due_at = 0.0
+        """Time at which the batch of frames is complete, even if it has few."""
         self._is_buffer_limited = is_buffer_limited
         self._failure: CdcError | None = None
         self._poll = select.poll()
@@ -226,7 +228,7 @@ class ReplicationStream:
         return stream
 
     def receive(self, timeout: float, gather: float = STEADY_READ_DELAY) -> FrameBatch | None:
-        """Return the available frames, about 4 MiB at most; None if none arrived within `timeout` seconds.
+        """Return a batch of frames, about 4 MiB at most; None if none is complete within `timeout` seconds.
 
         gather: seconds between input and read while input arrives steadily and the reader is not behind.
 
@@ -281,31 +283,39 @@ class ReplicationStream:
         self.close()
 
     def _take(self) -> FrameBatch | None:
-        drained = self._drain.take()
-        frames = drained.frames
-        if len(frames):
-            self._delay.note(frames.nbytes, len(frames), time.monotonic())
-            if self._is_buffer_limited and self._delay.has_large_messages:
-                self._is_buffer_limited = False
-                _enlarge_receive_buffer(self._pgconn.socket)
-            self.received_bytes += frames.nbytes
-        if drained.reply_requested and self._failure is None:
+        """Add the messages that libpq has buffered to the batch, and return the batch if it is complete."""
+        drain, now = self._drain, time.monotonic()
+        count, nbytes = drain.count, drain.nbytes
+        status, reply_requested = drain.collect()
+        if drain.count > count:
+            self._note_read(drain.count - count, drain.nbytes - nbytes, now)
+        if count == 0:
+            self._batch_due_at = now + self._delay.batch_seconds
+        if reply_requested and self._failure is None:
             self._report()
-        if len(frames):
-            return frames
-        if drained.status < copy_data_receiver.PENDING:
+        has_ended = self._failure is not None or status < copy_data_receiver.PENDING
+        if drain.count and (has_ended or drain.nbytes >= BATCH_BYTES or now >= self._batch_due_at):
+            self.received_bytes += drain.nbytes
+            return drain.take()
+        if has_ended:
             raise self._failure or self._end_of_stream()
-        if self._failure is not None:
-            raise self._failure
         return None
 
+    def _note_read(self, count: int, nbytes: int, now: float) -> None:
+        self._delay.note(nbytes, count, now)
+        if self._is_buffer_limited and self._delay.has_large_messages:
+            self._is_buffer_limited = False
+            _enlarge_receive_buffer(self._pgconn.socket)
+
     def _wait_and_read(self, seconds: float, gather: float) -> None:
-        """Wait for input, wait a little longer for more input, and read all of it."""
-        if self._poll.poll(seconds * 1000):
+        """Wait for input, wait a little longer for more input, and read all of it; without input complete the batch."""
+        if self._poll.poll(1000 * (min(seconds, BATCH_PAUSE) if self._drain.count else seconds)):
             self._input_at, self._reply_requested_at = time.monotonic(), None
             time.sleep(self._delay.seconds(gather, self._input_at - self._read_at))
             self._read_available()
             self._read_at = time.monotonic()
+        else:
+            self._batch_due_at = 0.0
 
     def _check_silence(self, now: float) -> None:
         """Raise SourceUnreachable if Postgres has been silent for too long and has not answered a reply request."""

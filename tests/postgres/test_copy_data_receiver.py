@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -41,6 +42,32 @@ def test_the_compiled_loop_and_the_loop_in_python_read_the_same_lines(database: 
             while conn.pgconn.get_result() is not None:
                 pass
     assert copies[0] == copies[1] == b"".join(b"%d\t%s\n" % (i, b"x" * (i * i % 3001)) for i in range(1, 2001))
+
+
+@pytest.mark.parametrize("in_python", [False, True])
+def test_messages_are_collected_until_they_are_taken(database: str, in_python: bool):
+    lines = [b"%d\t%s\n" % (i, b"x" * (i * i % 3001)) for i in range(1, 2001)]
+    with connect(database) as conn:
+        drain, batches = copy_data_receiver.CopyDrain(conn.pgconn), []
+        assert drain._functions is not None
+        if in_python:
+            drain._functions = None
+        conn.pgconn.send_query(b"COPY (SELECT i, repeat('x', i * i % 3001) FROM generate_series(1, 2000) i) TO STDOUT")
+        conn.wait(generators.execute(conn.pgconn))
+        collected = 0
+        while drain.collect().status >= copy_data_receiver.PENDING:
+            assert drain.nbytes == sum(map(len, lines[collected : collected + drain.count]))
+            if drain.count >= 300:
+                collected += drain.count
+                batches.append(drain.take())
+                assert drain.count == drain.nbytes == 0
+            select.select([conn.pgconn.socket], [], [], 1)
+            conn.pgconn.consume_input()
+        batches.append(drain.take())
+        while conn.pgconn.get_result() is not None:
+            pass
+    assert [bytes(frame) for batch in batches for frame in batch] == lines
+    assert len(batches) > 2
 
 
 def test_a_copy_waits_for_no_compiler(tmp_path: Path):

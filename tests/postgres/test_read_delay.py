@@ -1,10 +1,12 @@
-"""The delay before a read: long while little arrives steadily, short while the reader is behind."""
+"""The delay before a read: long while little arrives steadily, short while the reader is behind; batches of reads."""
 
 from __future__ import annotations
 
 import pytest
 
 from cdc.postgres.read_delay import (
+    BATCH_BYTES,
+    BATCH_SECONDS,
     BEHIND_AT_MOST,
     BEHIND_BYTES,
     BEHIND_READ_DELAY,
@@ -74,3 +76,20 @@ def test_the_reader_is_behind_for_a_moment_after_the_last_input() -> None:
 
     assert noted((LARGE, 9_000, 10.0), (1, 1, end - 2 * BEHIND_READ_DELAY)).seconds(GATHER, SOON) == BEHIND_READ_DELAY
     assert noted((LARGE, 9_000, 10.0), (1, 1, end)).seconds(GATHER, SOON) == GATHER
+
+
+def far_behind(nbytes: int, messages: int) -> ReadDelay:
+    """Return the delay after 20 reads of this size, one in each BEHIND_READ_DELAY."""
+    return noted(*((nbytes, messages, 10.0 + i * BEHIND_READ_DELAY) for i in range(20)))
+
+
+def test_reads_are_collected_only_at_a_rate_that_fills_a_batch_in_time() -> None:
+    enough = int(BATCH_BYTES * BEHIND_READ_DELAY / BATCH_SECONDS) + 1000
+
+    assert far_behind(enough, 4_000).batch_seconds == BATCH_SECONDS
+    assert far_behind(enough // 2, 4_000).batch_seconds == 0
+    assert noted((LARGE, 9_000, 10.0), (LARGE, 9_000, 10.010), (500, 5, 10.1)).batch_seconds == 0
+
+
+def test_large_messages_are_not_collected() -> None:
+    assert far_behind(LARGE, 2).batch_seconds == 0
