@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import repeat
+from itertools import chain, repeat
 from typing import Any, Final, Self
 
 import numpy as np
@@ -87,7 +87,7 @@ class EventPart:
         places = np.concatenate([group.event_rows for group in groups])
         order = np.argsort(places, kind="stable")
         identities = _Identities(rows, log_id)
-        events = [event for group in groups for event in _events(identities, group)]
+        events = list(chain.from_iterable(_events(identities, group) for group in groups))
         owners = np.repeat(np.arange(len(groups)), [len(group.encoded.source) for group in groups])[order]
         numbers = np.concatenate([np.arange(len(group.encoded.source)) for group in groups])[order]
         refused = [
@@ -114,8 +114,8 @@ class _Identities:
         self._ids = texts.event_ids(log_id)
         self._transactions = texts.transactions.numbers
         xids = texts.array("xid").take(pa.array(texts.transactions.firsts)).to_pylist()
-        shown = zip(texts.transactions.positions, xids, strict=True)
-        self._headers = [((POSITION_HEADER, text.encode()), (XID_HEADER, b"%d" % xid)) for text, xid in shown]
+        self._position_headers = [(POSITION_HEADER, text.encode()) for text in texts.transactions.positions]
+        self._xid_headers = [(XID_HEADER, b"%d" % xid) for xid in xids]
 
     def columns(
         self, chosen: np.ndarray, suffixes: Sequence[str] | None
@@ -126,8 +126,11 @@ class _Identities:
         )
         if suffixes is not None:
             ids = [one + suffix for one, suffix in zip(ids, suffixes, strict=True)]
-        shared = map(self._headers.__getitem__, self._transactions[chosen].tolist())
-        headers: list[Headers] = [((ID_HEADER, one.encode()), *pair) for one, pair in zip(ids, shared, strict=True)]
+        transactions = self._transactions[chosen].tolist()
+        # without a step of Python per event
+        own = zip(repeat(ID_HEADER), map(str.encode, ids))
+        shared = (map(found.__getitem__, transactions) for found in (self._position_headers, self._xid_headers))
+        headers: list[Headers] = list(zip(own, *shared, strict=True))
         return ids, positions, ordinals, headers
 
 
