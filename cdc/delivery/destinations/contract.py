@@ -125,7 +125,7 @@ class EventsRefused(Exception):
     def __init__(self, refused: Mapping[str, CdcError], *, others_acknowledged: bool = False) -> None:
         super().__init__(f"{len(refused)} events were refused")
         self.refused = refused
-        """Id of a refused event → the reason."""
+        """Id of a refused event → the reason; empty if the destination finds out which when the batch comes again."""
         self.others_acknowledged = others_acknowledged
         """True if all other events of the batch are acknowledged; only if the destination stores no progress."""
 

@@ -191,7 +191,7 @@ class KafkaDestination:
                 continue
             try:
                 self._flush(producer)
-            except DeliveryError:
+            except (DeliveryError, EventsRefused):
                 reason = self._errors.failed
                 if reason is None or reason[0].code() not in REFUSED or reason[1] != event.topic:
                     raise
@@ -258,19 +258,20 @@ class KafkaDestination:
         if self._producer is not None and not (errors.failed or errors.fatal):
             serve(self._producer.poll, errors, seconds)
         failed = errors.failed
-        if errors.fatal is None and failed is not None and failed[0].code() in REFUSED:
+        if errors.fatal is None and failed is not None and self._is_refusal(*failed):
             error, topic = failed
             self._suspected.add(topic)
             self._batch_too_large = error.code() in TOO_LARGE
-            raise DestinationUnavailable(
-                f"topic {topic!r} refused events, which are sent again one by one to find out which: {error.str()}"
-            ) from exc
+            raise EventsRefused({}) from exc  # the batch comes again, and is sent one by one
         try:
             errors.check()
         except DeliveryFenced as fenced:
             raise self._fenced(fenced) from exc
         error = exc.args[0] if isinstance(exc, KafkaException) else KafkaError(KafkaError._FAIL, str(exc))
         raise errors.meaning(error, "events cannot be sent") from exc
+
+    def _is_refusal(self, error: KafkaError, topic: str) -> bool:
+        return error.code() in REFUSED and topic != self._progress_topic
 
     def _fenced(self, error: DeliveryFenced) -> CdcError:
         """What it means that brokers refuse the client as an old one: there may be no newer one."""

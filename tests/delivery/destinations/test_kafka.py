@@ -35,9 +35,12 @@ from cdc.errors import (
 )
 from tests.delivery.destinations.receivers.kafka import admin_client, committed, delivery, identity, messages
 from tests.delivery.destinations.sending import event, numbered
+from tests.delivery.loop_run import LoopRun, drain
+from tests.delivery.sent_log import begin_log, change
 from tests.fixtures.kafka import USER, KafkaServer, SharedKafka
 from tests.fixtures.kafka_relay import RefusingKafkaRelay
 from tests.fixtures.waiting import until
+from tests.log.sample_log import ORDERS, commit_rows
 
 MURMUR2 = {b"21": -973932308, b"foobar": -790332482, b"a-little-bit-long-string": -985981536}
 """Hashes of keys as Java's `org.apache.kafka.common.utils.Utils.murmur2` computes them."""
@@ -148,8 +151,9 @@ def test_every_event_that_a_broker_refuses_is_found(kafka: SharedKafka, admin: A
     sent = [event(number, compacted, b"key" if number % 4 else None, b"value") for number in range(20)]
     sent += numbered(range(20, 40), [other])
     destination = opened(kafka)
-    with pytest.raises(DestinationUnavailable, match="one by one"):
+    with pytest.raises(EventsRefused) as refused:
         deliver(destination, *sent)
+    assert not refused.value.refused
     destination.close()
     destination.open()
     with pytest.raises(EventsRefused) as refused:
@@ -166,14 +170,33 @@ def test_every_event_that_a_broker_refuses_is_found(kafka: SharedKafka, admin: A
     assert {one.id for one in committed(kafka.address.plain, kafka.prefix)} == {one.id for one in rest}
 
 
+def test_an_event_that_a_broker_refuses_is_a_dead_letter_and_others_are_delivered(
+    kafka: SharedKafka, admin: AdminClient, tmp_path: Path
+) -> None:
+    create(admin, f"{kafka.prefix}orders", max_message_bytes="100000")
+    writer = begin_log(tmp_path / "log")
+    for position, size in enumerate([1, 300_000, 1, 1], 20):
+        content = [(1, str(position)), (2, "x" * size)]
+        commit_rows(writer, change(ORDERS, position, 0, str(position), after=content))
+    destination = destination_at(kafka, compression="none")
+    with LoopRun(tmp_path / "log", destination, batch=2, topic=f"{kafka.prefix}{{table}}") as loop:
+        drain(loop)
+        parked = [(int(letter.first.position), letter.code) for letter in loop.progress.parked.values()]
+
+    assert parked == [(21, EventTooLarge.code)]
+    assert [one.key for one in committed(kafka.address.plain, f"{kafka.prefix}orders")] == [
+        b'["20"]',
+        b'["22"]',
+        b'["23"]',
+    ]
+
+
 def attempts(destination: KafkaDestination, sent: list[Event], refused: dict[str, CdcError]) -> int:
     """Deliver a batch as the loop does, without the events that are refused; how often it was sent."""
     for attempt in range(1, 10):
         destination.open()
         try:
             deliver(destination, *[one for one in sent if one.id not in refused])
-        except DestinationUnavailable:
-            destination.close()
         except EventsRefused as exc:
             refused |= exc.refused
             destination.close()
