@@ -26,6 +26,13 @@ from cdc.position import Position
 STORE_EVERY: Final = 5.0
 """Seconds between two stores of a progress that changed only because the log has rows without events."""
 
+COLLECT_SECONDS: Final = 0.25
+"""Seconds for which a destination that stores the progress gets windows before they are committed, while it is behind.
+
+The end of a Kafka transaction takes as long as sending 5,000 events: with one window of 10,000 events in each, 190,000
+events were sent per second, and 280,000 with five.
+"""
+
 
 class DeliveryLoop:
     """Sends the events of one delivery; one thread uses it."""
@@ -43,7 +50,17 @@ class DeliveryLoop:
         self._progress = self._stored = Progress(log_id=log.log_id)
         self._stored_at = 0.0
         self._window: EventWindow | None = None
-        """Window of which the destination has refused events; it is sent again."""
+        """Window that is sent, or sent again because the destination has refused events of it.
+
+        None while several windows are sent together: the loop keeps the events of one only.
+        """
+        self._collects_for = COLLECT_SECONDS if destination.stores_progress else 0.0
+        self._tried_upto = self._alone_upto = Position(0)
+        """End of the window that was sent last; and the position up to which each window is sent alone.
+
+        If one of several windows fails, those up to it are sent alone: whose events were refused is not known, and what
+        comes before an error is delivered.
+        """
 
     @property
     def progress(self) -> Progress:
@@ -71,30 +88,56 @@ class DeliveryLoop:
         self._figures.record_opened(self._progress)
 
     def step(self) -> bool:
-        """Send the next window of the log; return False if the log has nothing new.
+        """Send and commit the next batch; return False if the log has nothing new.
 
         Raises an error with Reaction.RETRY if the destination is not available. The caller then closes and opens the
         loop again.
         """
-        window = self._window or self._source.next(self._progress)
-        if window is None:
+        self._window = self._window or self._source.next(self._progress)
+        if self._window is None:
             if self._progress != self._stored and self._is_store_due(self._progress):
                 self._committed(self._progress)
             return False
-        self._window = window
-        self._figures.begin_window(window)
         try:
-            progress, sent = self._sent(window)
-            if sent or self._is_store_due(progress):
-                progress = self._committed(progress, window)
+            self._send_batch(self._window)
         except EventsRefused as refused:
-            self._progress = _with_letters(self._progress, window, refused)
             self._reopen()
-            self._figures.record_parked(self._progress)
-            return True
+            if self._window is None:
+                self._alone_upto = self._tried_upto
+            else:
+                self._progress = _with_letters(self._progress, self._window, refused)
+                self._figures.record_parked(self._progress)
+        except CdcError as exc:
+            if self._window is not None or exc.reaction is Reaction.HALT:
+                raise
+            self._reopen()
+            self._alone_upto = self._tried_upto
+        return True
+
+    def _send_batch(self, window: EventWindow) -> None:
+        """Send and commit a window, with windows after it if the delivery is behind and the destination collects."""
+        began, progress, sent = time.monotonic(), self._progress, 0
+        while True:
+            self._tried_upto = window.upto
+            self._figures.begin_window(window)
+            progress, events = self._sent(window, progress)
+            sent += events
+            is_due = time.monotonic() - began >= self._collects_for or window.upto <= self._alone_upto
+            following = None if is_due or window.window.is_last else self._following(progress)
+            if following is None:
+                break
+            window, self._window = following, None
+        if sent or self._is_store_due(progress):
+            progress = self._committed(progress, window)
         self._window, self._progress = None, progress
         self._figures.record_window(window, progress, sent)
-        return True
+
+    def _following(self, progress: Progress) -> EventWindow | None:
+        """Return the next window; None if it cannot be read, which the next step reports."""
+        try:
+            return self._source.next(progress)
+        except CdcError:
+            return None
 
     def retry(self, letter: ParkedKey) -> None:
         """Send all events of a parked key, from the first one that was refused; raises the error of a new refusal.
@@ -107,7 +150,9 @@ class DeliveryLoop:
             self._progress = self._committed(self._progress.without(letter.identity))
         except EventsRefused as refused:
             self._reopen()
-            raise next(iter(refused.refused.values())) from refused
+            if refused.refused:
+                raise next(iter(refused.refused.values())) from refused
+            self.retry(letter)
         except CdcError as exc:
             if exc.reaction is not Reaction.RETRY:
                 self._reopen()
@@ -142,9 +187,9 @@ class DeliveryLoop:
         """Disconnect from the destination."""
         self._destination.close()
 
-    def _sent(self, window: EventWindow) -> tuple[Progress, int]:
-        """Send the events of a window; return the progress after it, and the number of events."""
-        progress, sent = replace(self._progress, position=window.upto, bootstrap=window.window.bootstrap), 0
+    def _sent(self, window: EventWindow, progress: Progress) -> tuple[Progress, int]:
+        """Send the events of the window after a progress; return the progress after it, and the number of events."""
+        progress, sent = replace(progress, position=window.upto, bootstrap=window.window.bootstrap), 0
         for part in window.parts:
             progress = _with_refused(progress, part)
             events = part.unparked(progress)

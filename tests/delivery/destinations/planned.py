@@ -27,7 +27,7 @@ class PlannedDestination:
         self.refused: Refusal = nothing
         self.delivered: list[Event] = []
         self.stored: bytes | None = None
-        self.sends = 0
+        self.sends = self.commits = 0
         self.fail_at_send: int | None = None
         """Number of the call of `send` that fails, from 1."""
         self._batch: list[Event] = []
@@ -57,6 +57,7 @@ class PlannedDestination:
     def commit(self, progress: bytes) -> None:
         """Make the batch visible."""
         self._refuse()
+        self.commits += 1
         self.delivered += self._batch
         self._batch, self._blocked = [], {}
         if self.stores_progress:
