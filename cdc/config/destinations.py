@@ -101,8 +101,9 @@ class KafkaDelivery(DeliverySettings):
     """How the partition follows from the key: `murmur2` as Java clients do, `crc32` as librdkafka does."""
     compression: Literal["none", "gzip", "snappy", "lz4", "zstd"] = "lz4"
     """Compression of the events."""
-    linger: Seconds = 0.005
-    """Time for which events are collected before they are sent together; default 5 ms."""
+    linger: Seconds = 0.05
+    """Maximum time for which events are collected before they are sent together; default 50 ms. The end of a
+    transaction does not wait for it."""
     max_event_size: Annotated[Bytes, Field(ge=1_000, le=1_000_000_000)] = 1_000_000
     """Maximum bytes of key, value and headers of an event; brokers and topics have to take as much
     (`message.max.bytes`, `max.message.bytes`). A larger event becomes a dead letter."""
