@@ -81,7 +81,7 @@ class DeliveryLoop:
         if not self._destination.stores_progress:
             self._progress = self._stored = self._store.open(initial)
         elif content is not None:
-            self._progress = self._stored = Progress.parse(content, f"at the destination of {settings.name!r}")
+            self._progress = self._stored = self._parsed(content)
         else:
             # a process that dies before its first events must not begin at a later position
             self._progress = self._committed(initial)
@@ -101,18 +101,23 @@ class DeliveryLoop:
         try:
             self._send_batch(self._window)
         except EventsRefused as refused:
-            self._reopen()
             if self._window is None:
-                self._alone_upto = self._tried_upto
+                self._begin_again()
             else:
+                self._reopen()
                 self._progress = _with_letters(self._progress, self._window, refused)
                 self._figures.record_parked(self._progress)
         except CdcError as exc:
             if self._window is not None or exc.reaction is Reaction.HALT:
                 raise
-            self._reopen()
-            self._alone_upto = self._tried_upto
+            self._begin_again()
         return True
+
+    def _begin_again(self) -> None:
+        """After an error in one of several windows: continue from the stored progress, and send each of them alone."""
+        if (content := self._reopen()) is not None:  # only now the outcome of a commit that failed is known
+            self._progress = self._stored = self._parsed(content)
+        self._alone_upto = self._tried_upto
 
     def _send_batch(self, window: EventWindow) -> None:
         """Send and commit a window, with windows after it if the delivery is behind and the destination collects."""
@@ -225,10 +230,13 @@ class DeliveryLoop:
         changed = progress.parked != self._stored.parked or progress.dropped != self._stored.dropped
         return changed or time.monotonic() - self._stored_at >= STORE_EVERY
 
-    def _reopen(self) -> None:
-        """Open the destination again, after which nothing of the interrupted batch is there or will come."""
+    def _reopen(self) -> bytes | None:
+        """Open the destination again, after which nothing of the interrupted batch will come; return its progress."""
         self._destination.close()
-        self._destination.open()
+        return self._destination.open()
+
+    def _parsed(self, content: bytes) -> Progress:
+        return Progress.parse(content, f"at the destination of {self._figures.name!r}")
 
 
 def _with_refused(progress: Progress, part: WindowPart) -> Progress:

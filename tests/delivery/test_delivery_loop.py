@@ -18,7 +18,6 @@ from cdc.errors import (
     DeadLetterLimitExceeded,
     DeliveryFenced,
     DeliveryOfAnotherLog,
-    DestinationDenied,
     DestinationUnavailable,
     EventNotEncodable,
     EventRefused,
@@ -311,33 +310,6 @@ def test_progress_of_rows_without_events_is_registered_only_when_it_is_stored(tm
         assert loop.progress.position == 40
         assert destination.stored is not None
         assert Progress.from_json(destination.stored) == loop.stored
-
-
-@pytest.mark.parametrize("kind", KINDS[:2])
-def test_windows_are_committed_together_where_the_progress_is_stored(root: Path, kind: dict[str, bool]):
-    destination = planned(**kind)
-    with LoopRun(root, destination, batch=1) as loop:
-        loop._collects_for *= 1_000
-        before = destination.commits
-        drain(loop)
-
-    assert places_of(destination.delivered) == expected(root)
-    assert (destination.commits - before == 1) is destination.stores_progress
-
-
-def test_what_comes_before_an_error_is_delivered(root: Path):
-    destination, last = PlannedDestination(), expected(root)[-1]
-
-    def denied(event: Event) -> bool:
-        if (event.position, event.ordinal) == last:
-            raise DestinationDenied("the plan says so")
-        return False
-
-    destination.refused = denied
-    with LoopRun(root, destination, batch=1) as loop, pytest.raises(DestinationDenied):
-        drain(loop)
-
-    assert places_of(destination.delivered) == [place for place in expected(root) if place[0] < last[0]]
 
 
 def test_more_dead_letters_than_the_limit_stop_the_delivery(root: Path):

@@ -30,6 +30,8 @@ class PlannedDestination:
         self.sends = self.commits = 0
         self.fail_at_send: int | None = None
         """Number of the call of `send` that fails, from 1."""
+        self.lose_answer: int | None = None
+        """Number of the commit that succeeds and reports an error, from 1."""
         self._batch: list[Event] = []
         self._blocked: dict[tuple[str, bytes | None], str] = {}
         self._reasons: dict[str, CdcError] = {}
@@ -62,6 +64,8 @@ class PlannedDestination:
         self._batch, self._blocked = [], {}
         if self.stores_progress:
             self.stored = progress
+        if self.commits == self.lose_answer:
+            raise DestinationUnavailable("the answer is lost")
 
     def close(self) -> None:
         """Forget what was not committed."""

@@ -1,0 +1,63 @@
+"""The loop while it is behind: windows that are sent together, and an error in one of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from cdc.delivery.destinations.contract import Event
+from cdc.errors import DestinationDenied
+from cdc.log.reader import LogReader
+from tests.delivery.destinations.planned import PlannedDestination, planned
+from tests.delivery.loop_run import LoopRun, drain, places_of
+from tests.delivery.sent_log import all_places, begin_log, commit_in_groups, random_transactions
+
+
+@pytest.fixture(name="root")
+def _root(tmp_path: Path) -> Path:
+    random = Random(5)
+    commit_in_groups(begin_log(tmp_path / "log"), random_transactions(random, 20, 20, most=6), random)
+    return tmp_path / "log"
+
+
+def expected(root: Path) -> list[tuple[int, int]]:
+    """Position and ordinal of every event of the log: all rows without the two schemas."""
+    return [place for place in all_places(LogReader(root)) if place[0] > 10]
+
+
+@pytest.mark.parametrize("kind", [{}, {"stores_progress": False}])
+def test_windows_are_committed_together_where_the_progress_is_stored(root: Path, kind: dict[str, bool]):
+    destination = planned(**kind)
+    with LoopRun(root, destination, batch=1) as loop:
+        loop._collects_for *= 1_000
+        before = destination.commits
+        drain(loop)
+
+    assert places_of(destination.delivered) == expected(root)
+    assert (destination.commits - before == 1) is destination.stores_progress
+
+
+def test_windows_whose_commit_succeeded_without_an_answer_are_not_sent_again(root: Path):
+    destination = PlannedDestination()
+    destination.lose_answer = 2  # the first one stores where the delivery begins
+    with LoopRun(root, destination, batch=1) as loop:
+        drain(loop)
+
+    assert places_of(destination.delivered) == expected(root)
+
+
+def test_what_comes_before_an_error_is_delivered(root: Path):
+    destination, last = PlannedDestination(), expected(root)[-1]
+
+    def denied(event: Event) -> bool:
+        if (event.position, event.ordinal) == last:
+            raise DestinationDenied("the plan says so")
+        return False
+
+    destination.refused = denied
+    with LoopRun(root, destination, batch=1) as loop, pytest.raises(DestinationDenied):
+        drain(loop)
+
+    assert places_of(destination.delivered) == [place for place in expected(root) if place[0] < last[0]]
