@@ -1,5 +1,7 @@
 """The delivery loop: window of the log → events → destination → progress, one window after another.
 
+A destination may collect: while the delivery is behind, it gets several windows before they are committed together.
+
 Order is kept for events of one topic and key: an event that the destination refuses becomes a dead letter, and later
 events of its key wait in the log until a person retries or discards it. Other keys continue.
 
@@ -15,7 +17,7 @@ from typing import Final
 
 from cdc.config.deliveries import DeliverySettings, StartAt
 from cdc.delivery.delivery_figures import DeliveryFigures
-from cdc.delivery.destinations.contract import Destination, EventsRefused
+from cdc.delivery.destinations.contract import CollectsWindows, Destination, EventsRefused
 from cdc.delivery.event_source import EventSource, EventWindow, WindowPart
 from cdc.delivery.progress import ParkedKey, Progress, ProgressFile
 from cdc.errors import CdcError, Reaction
@@ -25,13 +27,6 @@ from cdc.position import Position
 
 STORE_EVERY: Final = 5.0
 """Seconds between two stores of a progress that changed only because the log has rows without events."""
-
-COLLECT_SECONDS: Final = 0.25
-"""Seconds for which a destination that stores the progress gets windows before they are committed, while it is behind.
-
-The end of a Kafka transaction takes as long as sending 5,000 events: with one window of 10,000 events in each, 190,000
-events were sent per second, and 280,000 with five.
-"""
 
 
 class DeliveryLoop:
@@ -54,7 +49,7 @@ class DeliveryLoop:
 
         None while several windows are sent together: the loop keeps the events of one only.
         """
-        self._collects_for = COLLECT_SECONDS if destination.stores_progress else 0.0
+        self._collects_for = destination.collect_seconds if isinstance(destination, CollectsWindows) else 0.0
         self._tried_upto = self._alone_upto = Position(0)
         """End of the window that was sent last; and the position up to which each window is sent alone.
 

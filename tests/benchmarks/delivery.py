@@ -17,7 +17,6 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from cdc.config.destinations import KafkaDelivery
-from cdc.delivery.delivery_loop import COLLECT_SECONDS
 from cdc.delivery.destinations.contract import (
     ID_HEADER,
     POSITION_HEADER,
@@ -168,7 +167,7 @@ def _ours(address: str, prepared: Sequence[Event]) -> float:
     began = committed = time.perf_counter()
     for batch in batches:
         destination.send(batch)
-        if batch is batches[-1] or time.perf_counter() - committed >= COLLECT_SECONDS:
+        if batch is batches[-1] or time.perf_counter() - committed >= destination.collect_seconds:
             destination.commit(b"%d" % batch[-1].position)
             committed = time.perf_counter()
     seconds = time.perf_counter() - began

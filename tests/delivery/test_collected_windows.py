@@ -10,7 +10,7 @@ import pytest
 from cdc.delivery.destinations.contract import Event
 from cdc.errors import DestinationDenied
 from cdc.log.reader import LogReader
-from tests.delivery.destinations.planned import PlannedDestination, planned
+from tests.delivery.destinations.planned import CollectingDestination, planned
 from tests.delivery.loop_run import LoopRun, drain, places_of
 from tests.delivery.sent_log import all_places, begin_log, commit_in_groups, random_transactions
 
@@ -27,20 +27,20 @@ def expected(root: Path) -> list[tuple[int, int]]:
     return [place for place in all_places(LogReader(root)) if place[0] > 10]
 
 
-@pytest.mark.parametrize("kind", [{}, {"stores_progress": False}])
-def test_windows_are_committed_together_where_the_progress_is_stored(root: Path, kind: dict[str, bool]):
-    destination = planned(**kind)
+@pytest.mark.parametrize("collects", [True, False])
+def test_windows_are_committed_together_if_the_destination_collects(root: Path, collects: bool):
+    destination = planned(collects=collects)
     with LoopRun(root, destination, batch=1) as loop:
         loop._collects_for *= 1_000
         before = destination.commits
         drain(loop)
 
     assert places_of(destination.delivered) == expected(root)
-    assert (destination.commits - before == 1) is destination.stores_progress
+    assert (destination.commits - before == 1) is collects
 
 
 def test_windows_whose_commit_succeeded_without_an_answer_are_not_sent_again(root: Path):
-    destination = PlannedDestination()
+    destination = CollectingDestination()
     destination.lose_answer = 2  # the first one stores where the delivery begins
     with LoopRun(root, destination, batch=1) as loop:
         drain(loop)
@@ -49,7 +49,7 @@ def test_windows_whose_commit_succeeded_without_an_answer_are_not_sent_again(roo
 
 
 def test_what_comes_before_an_error_is_delivered(root: Path):
-    destination, last = PlannedDestination(), expected(root)[-1]
+    destination, last = CollectingDestination(), expected(root)[-1]
 
     def denied(event: Event) -> bool:
         if (event.position, event.ordinal) == last:

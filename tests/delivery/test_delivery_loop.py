@@ -49,6 +49,8 @@ KINDS = [
     pytest.param({"stores_progress": False, "others_acknowledged": True}, id="acknowledges the others"),
     pytest.param({"stores_progress": False, "others_acknowledged": True, "refuse_at_commit": True}, id="refuses late"),
     pytest.param({"refuse_at_commit": True}, id="stores progress and refuses late"),
+    pytest.param({"collects": True}, id="collects windows"),
+    pytest.param({"collects": True, "refuse_at_commit": True}, id="collects windows and refuses late"),
 ]
 
 

@@ -158,6 +158,14 @@ class EventHistory(Protocol):
 
 
 @runtime_checkable
+class CollectsWindows(Protocol):
+    """A destination for which the end of a batch is expensive: while it is behind, a batch has several windows."""
+
+    collect_seconds: ClassVar[float]
+    """Time from the beginning of a batch, after which no other window is added to it."""
+
+
+@runtime_checkable
 class ChecksAccess(Protocol):
     """A destination that has a server or a directory, which `cdc doctor` checks while another process may send."""
 

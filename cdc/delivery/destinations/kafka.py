@@ -49,6 +49,10 @@ class KafkaDestination:
 
     promise: ClassVar[Promise] = Promise.EXACTLY_ONCE
     stores_progress: ClassVar[bool] = True
+    collect_seconds: ClassVar[float] = 0.25
+    """The end of a transaction takes as long as sending 5,000 events: with one window of 10,000 events in each
+    transaction, 190,000 events were sent per second, and 280,000 with five.
+    """
 
     def __init__(self, settings: KafkaDelivery, identity: DeliveryIdentity) -> None:
         self._settings = settings

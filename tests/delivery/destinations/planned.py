@@ -88,6 +88,14 @@ class ForgetfulDestination(PlannedDestination):
     stores_progress: ClassVar = False
 
 
-def planned(*, stores_progress: bool = True, **plan: bool) -> PlannedDestination:
-    """A destination of either kind."""
+class CollectingDestination(PlannedDestination):
+    """Gets several windows before they are committed."""
+
+    collect_seconds: ClassVar = 0.25
+
+
+def planned(*, stores_progress: bool = True, collects: bool = False, **plan: bool) -> PlannedDestination:
+    """A destination of one of the kinds."""
+    if collects:
+        return CollectingDestination(**plan)
     return PlannedDestination(**plan) if stores_progress else ForgetfulDestination(**plan)
