@@ -21,12 +21,15 @@ from cdc.demo.shop_workload import Workload, make_shop
 from cdc.log.reader import LogReader
 from cdc.log_row import ROW_OPERATIONS
 from cdc.position import Position
+from tests.delivery.destinations.receivers.kafka import committed
+from tests.fixtures.kafka import SharedKafka
 from tests.fixtures.pipeline import Pipeline
 
 KILLED = -signal.SIGKILL
 Place = tuple[Position, int]
 BROKEN = 3
 """Number of connections that a receiver breaks."""
+KAFKA_FAILPOINTS = ["delivery_sent:2", "kafka_flushed:2", "kafka_committed:2", "delivery_acknowledged:2"]
 FAILPOINTS = ["delivery_sent:2", "file_written:2", "delivery_acknowledged:2", "file_written:1", "delivery_sent:1"]
 _SENT = {one.value for one in ROW_OPERATIONS} | {"t"}
 
@@ -95,6 +98,37 @@ def test_a_delivery_killed_at_one_failpoint_after_the_other_has_each_event_once_
     workload.stop()
 
     assert_delivered(pipeline)
+
+
+def test_a_delivery_to_kafka_killed_in_a_transaction_of_several_windows_has_each_event_once_and_in_order(
+    shop: tuple[Pipeline, Workload], kafka: SharedKafka
+):
+    pipeline, workload = shop
+    write(
+        pipeline,
+        type="kafka",
+        servers=[kafka.address.plain],
+        topic=f"{kafka.prefix}{{table}}",
+        progress_topic=f"progress.{kafka.prefix}",
+        topics={"partitions": 1},
+        batch=5,
+    )
+    pipeline.reader()
+    workload.start()
+    for failpoint in KAFKA_FAILPOINTS:
+        assert pipeline.start("cdc", "deliver", failpoint=failpoint).wait(60) == KILLED, pipeline.output()
+    pipeline.start("cdc", "deliver")
+    pipeline.wait_for_more(workload, 30)
+    workload.stop()
+    pipeline.settle()
+    expected, server = places_in_log(pipeline), kafka.address.plain
+    pipeline.wait(lambda: len(committed(server, kafka.prefix)) >= len(expected), "every event in Kafka")
+
+    found = dict[str, list[Place]]()
+    for one in committed(server, kafka.prefix):
+        found.setdefault(one.topic, []).append(place_of(one.id))
+    assert sorted(place for places in found.values() for place in places) == expected, pipeline.output()
+    assert all(places == sorted(places) for places in found.values())
 
 
 @pytest.mark.slow
