@@ -162,13 +162,13 @@ class CopyDrain:
     def collect(self) -> DrainResult:
         """Add the messages that libpq has buffered to the batch, until the size of the batch reaches LIMIT."""
         if self._functions is None:
-            return self._collect_in_python()
-        if not self._count and self._block.size < 2 * LIMIT:
-            self._block = self._pool.array(BLOCK)
-        addresses = np.array([self._pgconn.pgconn_ptr, *self._functions], np.int64)
-        self._block, self._offsets, self._count, status, reply = _drain(
-            addresses, LIMIT, self._block, self._offsets, self._count
-        )
+            drained = _drain_in_python(self._pgconn, LIMIT, self._block, self._offsets, self._count)
+        else:
+            if not self._count and self._block.size < 2 * LIMIT:
+                self._block = self._pool.array(BLOCK)
+            addresses = np.array([self._pgconn.pgconn_ptr, *self._functions], np.int64)
+            drained = _drain(addresses, LIMIT, self._block, self._offsets, self._count)
+        self._block, self._offsets, self._count, status, reply = drained
         return DrainResult(status, reply)
 
     def take(self) -> FrameBatch:
@@ -177,14 +177,6 @@ class CopyDrain:
         frames = FrameBatch(self._block[:nbytes], self._offsets[: count + 1])
         self._block, self._offsets, self._count = self._block[nbytes:], _empty_offsets(), 0
         return frames
-
-    def _collect_in_python(self) -> DrainResult:
-        frames, status, reply = _drain_in_python(self._pgconn, LIMIT - self.nbytes)
-        end = self.nbytes
-        self._block = np.append(self._block[:end], frames.buffer)
-        self._offsets = np.append(self._offsets[: self._count], frames.offsets + end)
-        self._count += len(frames)
-        return DrainResult(status, reply)
 
 
 class LineDrain:
@@ -231,10 +223,9 @@ class LineDrain:
         poll = select.poll()
         poll.register(self._pgconn.socket, select.POLLIN)
         while True:
-            frames, status, _ = _drain_in_python(self._pgconn, limit - self.nbytes)
-            lines = self._buffer[: self.nbytes]
-            self._offsets = np.append(self._offsets[: self._count], frames.offsets + lines.size)
-            self._buffer, self._count = np.append(lines, frames.buffer), self._count + len(frames)
+            self._buffer, self._offsets, self._count, status, _ = _drain_in_python(
+                self._pgconn, limit, self._buffer, self._offsets, self._count
+            )
             if status != PENDING or not poll.poll(PATIENCE_MS):
                 return status
             self._pgconn.consume_input()
@@ -253,18 +244,23 @@ def _empty_offsets() -> np.ndarray:
     return offsets
 
 
-def _drain_in_python(pgconn: Any, limit: int) -> tuple[FrameBatch, int, bool]:
-    """Return messages, status and reply request as `_drain` does, but without calling C functions by address."""
-    frames: list[bytes] = []
-    used, length = 0, 1
+def _drain_in_python(
+    pgconn: Any, limit: int, buffer: np.ndarray, offsets: np.ndarray, count: int
+) -> tuple[np.ndarray, np.ndarray, int, int, bool]:
+    """Append messages as `_drain` does, but without calling C functions by address."""
+    added: list[bytes] = []
+    used = first = int(offsets[count])
+    length = 1
     while used < limit:
         length, view = pgconn.get_copy_data(1)
         if length <= 0:
             break
-        frames.append(bytes(view))
+        added.append(bytes(view))
         used += length
-    reply = any(len(frame) == 18 and frame[:1] == b"k" and frame[17] == 1 for frame in frames)  # noqa: PLR2004
-    return FrameBatch.of(frames), length, reply
+    reply = any(len(frame) == 18 and frame[:1] == b"k" and frame[17] == 1 for frame in added)  # noqa: PLR2004
+    frames = FrameBatch.of(added)
+    buffer, offsets = np.append(buffer[:first], frames.buffer), np.append(offsets[:count], frames.offsets + first)
+    return buffer, offsets, count + len(added), length, reply
 
 
 @lru_cache(maxsize=1)
