@@ -34,6 +34,7 @@ from cdc.metrics import Metrics
 from cdc.pgoutput.decoder_events import DecodedRows
 from cdc.position import Position
 from cdc.postgres.commit_position_bound import WalBound
+from cdc.postgres.read_delay import BATCH_SECONDS
 
 OPEN_LIMIT: Final = 16 * 1024 * 1024
 """Maximum bytes of an open transaction in memory; above it, the rows go to data files that a later commit contains."""
@@ -48,10 +49,10 @@ BUSY_BYTES: Final = 1 << 20
 The reader is then behind, so fewer commits matter more than the latency of each.
 """
 BUSY_LINGER: Final = 4
-QUIET: Final = 0.045
+QUIET: Final = 1.5 * BATCH_SECONDS
 """Seconds without new rows after which a commit of BUSY_BYTES is due, even before the linger time.
 
-They are more than the receive stage needs for a batch of frames (BATCH_SECONDS).
+While the reader is far behind, rows arrive once per batch of frames, so the time is longer than such a batch takes.
 """
 GATHER: Final = 1.25
 """Multiple of the linger time for which steady input is gathered before it is decoded.

@@ -50,11 +50,12 @@ class DeliveryLoop:
         None while several windows are sent together: the loop keeps the events of one only.
         """
         self._collects_for = destination.collect_seconds if isinstance(destination, CollectsWindows) else 0.0
-        self._tried_upto = self._alone_upto = Position(0)
-        """End of the window that was sent last; and the position up to which each window is sent alone.
+        self._tried_upto = Position(0)
+        """End of the window that was sent last."""
+        self._alone_upto = Position(0)
+        """Position up to which each window is committed alone, because one of several windows has failed.
 
-        If one of several windows fails, those up to it are sent alone: whose events were refused is not known, and what
-        comes before an error is delivered.
+        Then it is known which window has the refused events, and the windows before an error are delivered.
         """
 
     @property
@@ -109,7 +110,7 @@ class DeliveryLoop:
         return True
 
     def _begin_again(self) -> None:
-        """After an error in one of several windows: continue from the stored progress, and send each of them alone."""
+        """After an error in one of several windows, continue from the stored progress, and commit each one alone."""
         if (content := self._reopen()) is not None:  # only now the outcome of a commit that failed is known
             self._progress = self._stored = self._parsed(content)
         self._alone_upto = self._tried_upto
