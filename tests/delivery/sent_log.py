@@ -72,6 +72,13 @@ def commit_in_groups(writer: LogWriter, transactions: Iterable[list[Row]], rando
         commit_rows(writer, *waiting)
 
 
+def random_log(root: Path) -> Path:
+    """Write a log of twenty random transactions, each time the same, and return its directory."""
+    random = Random(5)
+    commit_in_groups(begin_log(root), random_transactions(random, 20, 20, most=6), random)
+    return root
+
+
 def rewrite_small_files(root: Path) -> bool:
     """Replace small files by files that are sorted by table; return whether there were any."""
     job = plan_rewrite(LogReader(root).every_file(), min_open=1)
@@ -93,6 +100,11 @@ def all_places(log: LogReader) -> list[Place]:
     durable = log.durable or Position(0)
     found = (batch.to_pylist() for batch in log.rows(log.oldest, durable))
     return sorted((one["position"], one["ordinal"]) for batch in found for one in batch)
+
+
+def expected(root: Path) -> list[Place]:
+    """Position and ordinal of every event of the log: all rows without the two schemas."""
+    return [place for place in all_places(LogReader(root)) if place[0] > 10]
 
 
 def windows(root: Path, sizes: Iterable[int]) -> Iterator[LogWindow]:

@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from random import Random
 
 import pytest
 
 from cdc.delivery.destinations.contract import Event
 from cdc.errors import DestinationDenied
-from cdc.log.reader import LogReader
 from tests.delivery.destinations.planned import CollectingDestination, planned
 from tests.delivery.loop_run import LoopRun, drain, places_of
-from tests.delivery.sent_log import all_places, begin_log, commit_in_groups, random_transactions
+from tests.delivery.sent_log import expected, random_log
 
 
 @pytest.fixture(name="root")
 def _root(tmp_path: Path) -> Path:
-    random = Random(5)
-    commit_in_groups(begin_log(tmp_path / "log"), random_transactions(random, 20, 20, most=6), random)
-    return tmp_path / "log"
-
-
-def expected(root: Path) -> list[tuple[int, int]]:
-    """Position and ordinal of every event of the log: all rows without the two schemas."""
-    return [place for place in all_places(LogReader(root)) if place[0] > 10]
+    return random_log(tmp_path / "log")
 
 
 @pytest.mark.parametrize("collects", [True, False])

@@ -32,10 +32,11 @@ from tests.delivery.loop_run import LoopRun, drain, key_of, places_of, settings_
 from tests.delivery.plain_format import PlainFormat
 from tests.delivery.sent_log import (
     SEGMENT_PER_COMMIT,
-    all_places,
     begin_log,
     change,
     commit_in_groups,
+    expected,
+    random_log,
     random_transactions,
 )
 from tests.fixtures.examples import examples
@@ -54,11 +55,6 @@ KINDS = [
 ]
 
 
-def expected(root: Path) -> list[tuple[int, int]]:
-    """Position and ordinal of every event of the log: all rows without the two schemas."""
-    return [place for place in all_places(LogReader(root)) if place[0] > 10]
-
-
 def refused_key(key: str, after: tuple[int, int] = (0, 0)) -> Any:
     """A plan that refuses the events of one key, beginning after a place."""
     return lambda event: key_of(event) == [key] and (event.position, event.ordinal) > after
@@ -66,9 +62,7 @@ def refused_key(key: str, after: tuple[int, int] = (0, 0)) -> Any:
 
 @pytest.fixture(name="root")
 def _root(tmp_path: Path) -> Path:
-    random = Random(5)
-    commit_in_groups(begin_log(tmp_path / "log"), random_transactions(random, 20, 20, most=6), random)
-    return tmp_path / "log"
+    return random_log(tmp_path / "log")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from random import Random
@@ -71,6 +71,17 @@ def places_in_log(pipeline: Pipeline) -> list[Place]:
     return sorted((Position(one["position"]), one["ordinal"]) for one in rows if one["op"] in _SENT)
 
 
+def deliver_and_kill(pipeline: Pipeline, workload: Workload, failpoints: Sequence[str]) -> None:
+    """Run one process per failpoint, which is killed there, and then one that goes on, until the workload has ended."""
+    pipeline.reader()
+    workload.start()
+    for failpoint in failpoints:
+        assert pipeline.start("cdc", "deliver", failpoint=failpoint).wait(60) == KILLED, pipeline.output()
+    pipeline.start("cdc", "deliver")
+    pipeline.wait_for_more(workload, 30)
+    workload.stop()
+
+
 def assert_delivered(pipeline: Pipeline) -> None:
     """Wait until the files have the last change, then compare."""
     pipeline.settle()
@@ -89,13 +100,7 @@ def test_a_delivery_killed_at_one_failpoint_after_the_other_has_each_event_once_
 ):
     pipeline, workload = shop
     write(pipeline)
-    pipeline.reader()
-    workload.start()
-    for failpoint in FAILPOINTS:
-        assert pipeline.start("cdc", "deliver", failpoint=failpoint).wait(60) == KILLED, pipeline.output()
-    pipeline.start("cdc", "deliver")
-    pipeline.wait_for_more(workload, 30)
-    workload.stop()
+    deliver_and_kill(pipeline, workload, FAILPOINTS)
 
     assert_delivered(pipeline)
 
@@ -113,13 +118,7 @@ def test_a_delivery_to_kafka_killed_in_a_transaction_of_several_windows_has_each
         topics={"partitions": 1},
         batch=5,
     )
-    pipeline.reader()
-    workload.start()
-    for failpoint in KAFKA_FAILPOINTS:
-        assert pipeline.start("cdc", "deliver", failpoint=failpoint).wait(60) == KILLED, pipeline.output()
-    pipeline.start("cdc", "deliver")
-    pipeline.wait_for_more(workload, 30)
-    workload.stop()
+    deliver_and_kill(pipeline, workload, KAFKA_FAILPOINTS)
     pipeline.settle()
     expected, server = places_in_log(pipeline), kafka.address.plain
     pipeline.wait(lambda: len(committed(server, kafka.prefix)) >= len(expected), "every event in Kafka")
@@ -213,13 +212,7 @@ def test_a_connection_that_breaks_and_a_process_that_is_killed_lose_no_event(sho
     random = Random(3)
     receiver = Receiver(random)
     write(pipeline, type="tcp", host="127.0.0.1", port=receiver.port, acknowledge=True, batch=200)
-    pipeline.reader()
-    workload.start()
-    for failpoint in ("delivery_sent:1", "delivery_acknowledged:2"):
-        assert pipeline.start("cdc", "deliver", failpoint=failpoint).wait(60) == KILLED, pipeline.output()
-    pipeline.start("cdc", "deliver")
-    pipeline.wait_for_more(workload, 30)
-    workload.stop()
+    deliver_and_kill(pipeline, workload, ("delivery_sent:1", "delivery_acknowledged:2"))
     pipeline.settle()
     expected = places_in_log(pipeline)
 
