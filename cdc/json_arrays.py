@@ -11,6 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+Pieces = list[pa.Array | str]
+"""Pieces of texts for `concatenated`."""
 MAX_STRING_BYTES: Final = (1 << 31) - 1
 """Number of bytes of all texts of a StringArray, at most."""
 NULL: Final = pa.scalar("null")
@@ -31,6 +33,13 @@ def quoted(texts: pa.StringArray) -> pa.StringArray:
     if needs_escape(texts):
         texts = pc.replace_substring(pc.replace_substring(texts, "\\", "\\\\"), '"', '\\"')
     return concatenated(['"', texts, '"'])
+
+
+def quoted_pieces(texts: pa.StringArray) -> Pieces:
+    """Return the pieces of texts as JSON strings, with `null` in place of Arrow's null."""
+    if texts.null_count or needs_escape(texts):
+        return [or_null(quoted(texts))]
+    return ['"', texts, '"']  # the texts are copied once less
 
 
 def needs_escape(texts: pa.StringArray) -> bool:
@@ -81,7 +90,7 @@ def concatenated(pieces: Sequence[pa.Array | str], limit: int = MAX_STRING_BYTES
     The result is null where one of the arrays is null; it is a LargeStringArray if it has more bytes than the limit.
     Neighbouring constant texts cost nothing.
     """
-    merged: list[pa.Array | str] = []
+    merged: Pieces = []
     for piece in pieces:
         if isinstance(piece, str) and merged and isinstance(merged[-1], str):
             merged[-1] += piece
@@ -102,11 +111,11 @@ def listed(values: Sequence[pa.StringArray]) -> pa.StringArray:
     return pc.ascii_rtrim(concatenated(parts), ",")
 
 
-def members(fields: Iterable[tuple[str, pa.Array | str]]) -> list[pa.Array | str]:
-    """Return the pieces of a JSON object, for `concatenated`: (name, JSON value) pairs in order."""
-    pieces: list[pa.Array | str] = ["{"]
+def members(fields: Iterable[tuple[str, pa.Array | str | Pieces]]) -> Pieces:
+    """Return the pieces of a JSON object, of pairs in order: a name, and a JSON value or its pieces."""
+    pieces: Pieces = ["{"]
     for number, (name, value) in enumerate(fields):
-        pieces += [f"{',' if number else ''}{quote(name)}:", value]
+        pieces += [f"{',' if number else ''}{quote(name)}:", *(value if isinstance(value, list) else [value])]
     return [*pieces, "}"]
 
 

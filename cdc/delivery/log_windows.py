@@ -93,7 +93,9 @@ class LogWindow:
         rows = pa.concat_tables(
             [LOG_SCHEMA.empty_table(), *(read_file(file, self.after, self.upto, only=only) for file in self.files)]
         )
-        return rows.take(pc.sort_indices(rows.select(["position", "ordinal"]), sort_keys=_ORDER)).combine_chunks()
+        if not _is_sorted(rows):
+            rows = rows.take(pc.sort_indices(rows.select(["position", "ordinal"]), sort_keys=_ORDER))
+        return rows.combine_chunks()
 
 
 class LogWindows:
@@ -195,6 +197,13 @@ def _affordable(files: Sequence[LogFile]) -> int:
     """Return the number of rows of these files that fit into MOST_BYTES."""
     widest = max((file.size / file.rows for file in files if file.rows), default=1.0)
     return max(1, int(MOST_BYTES / (widest * EXPANSION)))
+
+
+def _is_sorted(rows: pa.Table) -> bool:
+    """Whether no row comes before the one above it; so it is in files that were not rewritten."""
+    positions, ordinals = rows["position"].to_numpy(), rows["ordinal"].to_numpy()
+    steps = np.diff(positions)
+    return bool(((steps > 0) | ((steps == 0) & (np.diff(ordinals) >= 0))).all())
 
 
 def _cut(files: Sequence[LogFile], after: Position, end: Position, most: int) -> tuple[Position, bool]:

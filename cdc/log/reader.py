@@ -446,8 +446,10 @@ def select_rows(rows: pa.Table, only: TableSelection) -> pa.Table:
             values = rows[name]
             rows = rows.filter(pc.and_(pc.greater_equal(values, wanted[0]), pc.less_equal(values, wanted[1])))
     if only.globs:
-        topics = [topic for topic in rows["topic"].unique().to_pylist() if topic and matches(topic, only.globs)]
-        rows = rows.filter(pc.is_in(rows["topic"], pa.array(topics, pa.string())))
+        present = rows["topic"].unique().to_pylist()
+        topics = [topic for topic in present if topic and matches(topic, only.globs)]
+        if len(topics) < len(present):
+            rows = rows.filter(pc.is_in(rows["topic"], pa.array(topics, pa.string())))
     return rows
 
 

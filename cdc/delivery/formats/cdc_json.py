@@ -25,7 +25,7 @@ from cdc.delivery.formats.connect_schema import ConnectSchema, SchemaPair, optio
 from cdc.delivery.formats.contract import EncodedEvents, LogicalMessages
 from cdc.delivery.formats.event_rows import JsonRows, MessageColumns, SourceNames, assemble, message_columns
 from cdc.delivery.formats.table_changes import Image, TableChanges
-from cdc.json_arrays import concatenated, listed, members, or_null, quote, quoted
+from cdc.json_arrays import Pieces, concatenated, listed, members, or_null, quote, quoted, quoted_pieces
 from cdc.table import Column, TableSchema
 
 _NUMBERS: Final = frozenset({21, 23, 26})
@@ -33,8 +33,8 @@ _NUMBERS: Final = frozenset({21, 23, 26})
 _BOOLEAN: Final = 16
 
 
-JsonValues = Callable[[Column, pa.StringArray], pa.StringArray]
-"""Conversion of the texts of a column to JSON values; null stays null."""
+JsonValues = Callable[[Column, pa.StringArray], Pieces]
+"""Conversion of the texts of a column to pieces of JSON values; null becomes `null`."""
 _COLUMNS: Final = ConnectSchema(type="map", keys=scalar("string"), items=optional("string"))
 CHANGE: Final = struct(
     "cdc.Change",
@@ -100,9 +100,7 @@ class CdcFormat:
         return assemble((keys, concatenated(pieces)), np.ones(rows.count, dtype=bool), {})
 
 
-def cdc_change(
-    rows: JsonRows, changes: TableChanges, values: JsonValues
-) -> tuple[pa.StringArray, list[pa.Array | str]]:
+def cdc_change(rows: JsonRows, changes: TableChanges, values: JsonValues) -> tuple[pa.StringArray, Pieces]:
     """Return keys and the pieces of the values; a key is null for a change without one.
 
     values: how the texts of a column become JSON values.
@@ -128,7 +126,7 @@ def cdc_change(
     ]
 
 
-def cdc_message(rows: JsonRows, message: MessageColumns) -> tuple[pa.StringArray, list[pa.Array | str]]:
+def cdc_message(rows: JsonRows, message: MessageColumns) -> tuple[pa.StringArray, Pieces]:
     """Return keys and the pieces of the values of logical messages."""
     prefixes = or_null(quoted(message.prefixes))
     contents = [b64encode(content).decode() for content in message.contents.to_pylist()]
@@ -150,11 +148,11 @@ def cdc_message(rows: JsonRows, message: MessageColumns) -> tuple[pa.StringArray
     ]
 
 
-def _beginning(rows: JsonRows) -> list[pa.Array | str]:
+def _beginning(rows: JsonRows) -> Pieces:
     return ['{"position":"', rows.positions(), '","ordinal":', rows.ordinals(), ',"op":"', rows.array("op"), '"']
 
 
-def exact_values(column: Column, texts: pa.StringArray) -> pa.StringArray:
+def exact_values(column: Column, texts: pa.StringArray) -> Pieces:
     """Return texts as numbers and booleans where each JSON parser reads these exactly, and as strings otherwise."""
     oid = column.value_type[0]
     if oid == _BOOLEAN:
@@ -162,14 +160,14 @@ def exact_values(column: Column, texts: pa.StringArray) -> pa.StringArray:
     elif oid in _NUMBERS:
         values = json_values.integers(texts)
     else:
-        return quoted(texts)
+        return quoted_pieces(texts)
     # a masked value is no number
-    return pc.coalesce(values, quoted(texts)) if values.null_count > texts.null_count else values
+    return [or_null(pc.coalesce(values, quoted(texts)) if values.null_count > texts.null_count else values)]
 
 
-def _strings(column: Column, texts: pa.StringArray) -> pa.StringArray:
+def _strings(column: Column, texts: pa.StringArray) -> Pieces:
     del column
-    return quoted(texts)
+    return quoted_pieces(texts)
 
 
 def _key(changes: TableChanges, parts: Sequence[pa.StringArray], values: JsonValues) -> pa.StringArray:
@@ -178,26 +176,26 @@ def _key(changes: TableChanges, parts: Sequence[pa.StringArray], values: JsonVal
     if not exists.any():
         return pa.nulls(changes.count, pa.string())
     named = zip(changes.schema.key, parts, strict=True)
-    content = members((column.name, or_null(values(column, texts))) for column, texts in named)
+    content = members((column.name, values(column, texts)) for column, texts in named)
     return pc.if_else(pa.array(exists), concatenated(content), None)
 
 
-def _image(columns: Sequence[Column], image: Image, values: JsonValues) -> list[pa.Array | str]:
+def _image(columns: Sequence[Column], image: Image, values: JsonValues) -> Pieces:
     if not image.exists.any():
         return ["null"]
     found = [(column, image.columns[column.id]) for column in columns]
     if any(known.unsent is not None for _, known in found):
         sent: list[pa.Array] = []
         for column, known in found:
-            member = concatenated([f"{quote(column.name)}:", or_null(values(column, known.texts))])
+            member = concatenated([f"{quote(column.name)}:", *values(column, known.texts)])
             sent.append(member if known.unsent is None else pc.if_else(pa.array(known.unsent), None, member))
-        pieces: list[pa.Array | str] = ["{", listed(sent), "}"]
+        pieces: Pieces = ["{", listed(sent), "}"]
     else:
-        pieces = members((column.name, or_null(values(column, known.texts))) for column, known in found)
+        pieces = members((column.name, values(column, known.texts)) for column, known in found)
     return pieces if image.exists.all() else [pc.if_else(pa.array(image.exists), concatenated(pieces), "null")]
 
 
-def _unsent_names(changes: TableChanges) -> list[pa.Array | str]:
+def _unsent_names(changes: TableChanges) -> Pieces:
     names = [
         pc.if_else(pa.array(values.unsent), quote(column.name), None)
         for column in changes.columns
