@@ -8,24 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import chain, repeat
-from typing import Any, Final, Self
+from itertools import chain
+from typing import Final, Self
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from cdc.delivery.destinations.contract import ID_HEADER, POSITION_HEADER, XID_HEADER, Event
+from cdc.delivery.destinations.contract import Event
+from cdc.delivery.destinations.event_columns import EventColumns, EventFields
 from cdc.delivery.formats.contract import EncodedEvents, Headers
 from cdc.delivery.formats.event_rows import JsonRows
 from cdc.delivery.progress import ParkedKey
 from cdc.errors import CdcError
 from cdc.position import ChangePosition, Position
 
+_MOST_BYTES: Final = 2**31 - 1
+"""Maximum bytes of a column of type binary."""
 KeyOf = Callable[[int], tuple[str | None, ...]]
 """Function that returns the texts of the key of a change in a group, given its number."""
-_new_event: Final[Callable[[Iterable[Any]], Event]] = partial(tuple.__new__, Event)
-"""Makes an event of its fields, without the steps of Python that `Event._make` has for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class EventGroup:
 class EventPart:
     """The events of some log rows, in log order."""
 
-    events: list[Event]
+    events: Sequence[Event]
     letters: Callable[[int], ParkedKey]
     """Returns the dead letter that an event would be, without reason, given the index of the event."""
     refused: Sequence[tuple[ParkedKey, CdcError]] = ()
@@ -86,8 +87,6 @@ class EventPart:
             return cls([], _nothing)
         places = np.concatenate([group.event_rows for group in groups])
         order = np.argsort(places, kind="stable")
-        identities = _Identities(rows, log_id)
-        events = list(chain.from_iterable(_events(identities, group) for group in groups))
         owners = np.repeat(np.arange(len(groups)), [len(group.encoded.source) for group in groups])[order]
         numbers = np.concatenate([np.arange(len(group.encoded.source)) for group in groups])[order]
         refused = [
@@ -100,51 +99,73 @@ class EventPart:
             group, number = groups[owners[index]], int(numbers[index])
             return group.letter(rows, int(group.encoded.source[number]), group.topic(number))
 
-        if len(groups) > 1:
-            events = [events[number] for number in order.tolist()]
-        return cls(events, letter, refused, places[order].tolist())
+        chosen = places[order]
+        fields = _fields(rows, chosen, groups, None if len(groups) == 1 else pa.array(order), log_id)
+        return cls(EventColumns(fields), letter, refused, chosen.tolist())
 
 
-class _Identities:
-    """Position, ordinal, id and first headers of the event of each row of a part."""
+def _fields(
+    rows: pa.Table, chosen: np.ndarray, groups: Sequence[EventGroup], order: pa.Array | None, log_id: str
+) -> EventFields:
+    """Return the fields of the events of all groups.
 
-    def __init__(self, rows: pa.Table, log_id: str) -> None:
-        texts = JsonRows(rows)
-        self._positions, self._ordinals = texts.array("position"), texts.array("ordinal")
-        self._ids = texts.event_ids(log_id)
-        self._transactions = texts.transactions.numbers
-        xids = texts.array("xid").take(pa.array(texts.transactions.firsts)).to_pylist()
-        self._position_headers = [(POSITION_HEADER, text.encode()) for text in texts.transactions.positions]
-        self._xid_headers = [(XID_HEADER, b"%d" % xid) for xid in xids]
-
-    def columns(
-        self, chosen: np.ndarray, suffixes: Sequence[str] | None
-    ) -> tuple[list[str], list[int], list[int], list[Headers]]:
-        """Return ids, positions, ordinals and headers of the events of rows. suffixes: ends of their ids"""
-        ids, positions, ordinals = (
-            column.take(pa.array(chosen)).to_pylist() for column in (self._ids, self._positions, self._ordinals)
-        )
-        if suffixes is not None:
-            ids = [one + suffix for one, suffix in zip(ids, suffixes, strict=True)]
-        transactions = self._transactions[chosen].tolist()
-        # without a step of Python per event
-        own = zip(repeat(ID_HEADER), map(str.encode, ids))
-        shared = (map(found.__getitem__, transactions) for found in (self._position_headers, self._xid_headers))
-        headers: list[Headers] = list(zip(own, *shared, strict=True))
-        return ids, positions, ordinals, headers
+    chosen: the row of each event. order: where each event is in the sequence of the groups; None: at the same place.
+    """
+    texts, found = JsonRows(rows), [group.encoded for group in groups]
+    ids = texts.event_ids(log_id).take(pa.array(chosen))
+    if any(one.suffixes is not None for one in found):
+        suffixes = pa.array(chain.from_iterable(one.suffixes or [""] * len(one.source) for one in found), pa.string())
+        ids = pc.binary_join_element_wise(ids, suffixes if order is None else suffixes.take(order), "")
+    transactions = texts.transactions
+    topics, topic_numbers = _topics(groups)
+    return EventFields(
+        ids=ids,
+        positions=texts.array("position").to_numpy()[chosen],
+        ordinals=texts.array("ordinal").to_numpy()[chosen],
+        topics=topics,
+        topic_numbers=topic_numbers if order is None else topic_numbers[order.to_numpy()],
+        keys=_in_order([one.keys for one in found], order),
+        values=_in_order([one.values for one in found], order),
+        transactions=transactions.numbers[chosen],
+        position_texts=_as_bytes(pa.array(transactions.positions, pa.string())),
+        xid_texts=_as_bytes(texts.xids().take(pa.array(transactions.firsts))),
+        more_headers=_more_headers(groups, order),
+    )
 
 
-def _events(identities: _Identities, group: EventGroup) -> Iterable[Event]:
-    """Return the events of a group, in its order."""
-    encoded = group.encoded
-    ids, positions, ordinals, headers = identities.columns(group.event_rows, encoded.suffixes)
-    if encoded.headers is not None:
-        headers = [given + more for given, more in zip(headers, encoded.headers, strict=True)]
-    if group.headers is not None:
-        headers = [given + group.headers[change] for given, change in zip(headers, encoded.source, strict=True)]
-    topics = repeat(group.topics, len(ids)) if isinstance(group.topics, str) else group.topics
-    keys, values = (_as_bytes(column).to_pylist() for column in (encoded.keys, encoded.values))
-    return map(_new_event, zip(ids, positions, ordinals, topics, keys, values, headers, strict=True))
+def _topics(groups: Iterable[EventGroup]) -> tuple[list[str], np.ndarray]:
+    """Return the distinct topics, and the number of the topic of each event, group by group."""
+    known: dict[str, int] = {}
+    numbers = [
+        np.full(len(group.encoded.source), known.setdefault(group.topics, len(known)))
+        if isinstance(group.topics, str)
+        else np.array([known.setdefault(topic, len(known)) for topic in group.topics], np.int64)
+        for group in groups
+    ]
+    return list(known), np.concatenate(numbers)
+
+
+def _more_headers(groups: Sequence[EventGroup], order: pa.Array | None) -> list[Headers] | None:
+    """Return the headers that formats and routes add to each event; None if they add none."""
+    if all(group.headers is None and group.encoded.headers is None for group in groups):
+        return None
+    found = list[Headers]()
+    for group in groups:
+        encoded = group.encoded
+        of_format = encoded.headers or [()] * len(encoded.source)
+        of_route = [group.headers[change] for change in encoded.source] if group.headers is not None else None
+        found += of_format if of_route is None else map(tuple.__add__, of_format, of_route)
+    return found if order is None else [found[number] for number in order.to_pylist()]
+
+
+def _in_order(columns: Sequence[pa.Array], order: pa.Array | None) -> pa.Array:
+    """Return the entries of the columns of all groups as one column of bytes."""
+    if order is None:
+        return _as_bytes(columns[0])
+    found = [_as_bytes(column) for column in columns]
+    if len({column.type for column in found}) > 1 or sum(column.nbytes for column in found) >= _MOST_BYTES:
+        found = [column.cast(pa.large_binary()) for column in found]
+    return pa.concat_arrays(found).take(order)
 
 
 def _as_bytes(column: pa.Array) -> pa.Array:

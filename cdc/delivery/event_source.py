@@ -36,7 +36,7 @@ class WindowPart(NamedTuple):
 
     def unparked(self, progress: Progress) -> Sequence[Event]:
         """Return the events that do not wait behind a dead letter, and the event that reports a gap."""
-        events: list[Event] = self.encoded.events
+        events = self.encoded.events
         if progress.parked:
             events = [event for number, event in enumerate(events) if not self._waits(number, progress)]
         return events if self.selection.gap is None else [*events, self.selection.gap]

@@ -71,7 +71,7 @@ class TransactionBoundaries:
         found: list[tuple[Event, ParkedKey | int]] = []
         columns = rows.select(["position", "ordinal", "xid"]).to_pydict()
         millis = rows["committed_at"].cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64()).to_pylist()
-        counted, number = set(part.counted), 0
+        counted, number, own = set(part.counted), 0, list(part.events)
         # a transaction whose changes cannot be encoded has records too
         for row in sorted(counted.union(part.rows)):
             if self._open is not None and self._open.position != columns["position"][row]:
@@ -85,7 +85,7 @@ class TransactionBoundaries:
                     found.append(self._record("BEGIN", self._open))
                 self._open.last = ordinal
             while number < len(part.rows) and part.rows[number] == row:
-                found.append((part.events[number], number))
+                found.append((own[number], number))
                 number += 1
         events, sources = [event for event, _ in found], [source for _, source in found]
         return replace(part, events=events, letters=_letters(sources, part.letters), rows=(), counted=())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def drain(loop: DeliveryLoop, most: int = 10_000) -> None:
         assert most, "the loop never ends"
 
 
-def places_of(events: list[Event]) -> list[tuple[int, int]]:
+def places_of(events: Iterable[Event]) -> list[tuple[int, int]]:
     """Position and ordinal of each event."""
     return [(event.position, event.ordinal) for event in events]
 

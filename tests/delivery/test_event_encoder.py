@@ -214,7 +214,7 @@ def test_a_table_without_a_key_has_events_and_one_order():
 def test_rows_of_nobody_are_no_event():
     part = encoded(change(ORDERS, 20, 0, "1"), tables=[])
 
-    assert part.events == []
+    assert not part.events
     with pytest.raises(IndexError):
         part.letters(0)
 

@@ -17,7 +17,7 @@ from cdc.delivery.event_encoder import EventEncoder
 from cdc.delivery.formats import new_format
 from cdc.delivery.formats.contract import EncodedEvents, Format
 from cdc.delivery.formats.table_changes import TableChanges
-from cdc.delivery.progress import Progress
+from cdc.delivery.progress import ParkedKey, Progress
 from cdc.delivery.transaction_boundaries import boundaries_for
 from cdc.log.reader import LogReader
 from tests.delivery.destinations.planned import PlannedDestination
@@ -163,7 +163,7 @@ def test_a_change_that_cannot_be_encoded_keeps_its_number_until_it_is_sent(tmp_p
     alone = change(ORDERS, 30, 0, "1")
     commit_rows(begin_log(root), *rows, {**alone, "after": [(1, "1"), (2, "bad")]})
     run = LoopRun(root, PlannedDestination(), NumberedFormat(frozenset({"bad"})), **options(batch=1))
-    events, letters = [], []
+    events, letters = list[Event](), list[ParkedKey]()
     progress = Progress(log_id=run.log.log_id)
     while (window := run.source.next(progress)) is not None:
         for part in window.parts:

@@ -21,6 +21,8 @@ from confluent_kafka.admin import AdminClient
 from cdc import failpoint
 from cdc.config.destinations import KafkaDelivery
 from cdc.delivery.destinations.contract import DeliveryIdentity, Event, EventsRefused, Promise
+from cdc.delivery.destinations.event_columns import EventColumns
+from cdc.delivery.destinations.kafka_bulk import BulkSender
 from cdc.delivery.destinations.kafka_client import (
     REFUSED,
     SLICE,
@@ -63,6 +65,12 @@ class KafkaDestination:
         self._errors = ClientErrors("")
         self._client: dict[str, Any] = {}
         self._producer: Producer | None = None
+        self._bulk: BulkSender | None = None
+        """Passes columns of events to the producer; None if its version is not known."""
+        self._unreported = False
+        """Whether the open transaction has events whose failure would not be reported for each."""
+        self._with_reports = False
+        """Whether no event is passed without a report: an earlier transaction has failed without one."""
         self._topics: TopicDirectory | None = None
         self._began: float | None = None
         """When the open transaction was begun."""
@@ -84,7 +92,8 @@ class KafkaDestination:
         progress = None
         if not topics.create_compacted(self._progress_topic, TOPIC_CONFIG):
             progress = StoredProgress(client, self._progress_topic, errors, timeout).read(admin, self._key)
-        self._client, self._producer, self._topics = client, producer, topics
+        self._client, self._topics = client, topics
+        self._use(producer)
         return progress
 
     def check(self, topics: Collection[str]) -> None:
@@ -98,6 +107,8 @@ class KafkaDestination:
         refused = _require_topics(topics, events)
         if self._suspected:
             refused |= self._send_each(events, set(refused))
+        elif (columns := self._columns_of(events, refused)) is not None:
+            refused |= self._send_columns(producer, columns)
         else:
             refused |= self._send(producer, events, refused)
         if refused:
@@ -114,14 +125,20 @@ class KafkaDestination:
             repeat(producer.commit_transaction, self._errors, "a transaction was not committed", self._settings.timeout)
         except DeliveryFenced as exc:
             raise self._fenced(exc) from exc
+        except DestinationUnavailable:
+            raise  # it may have been committed
+        except DeliveryError as exc:
+            self._ask_for_reports(exc)
+            raise
         failpoint.hit("kafka_committed")
-        self._began, self._unanswered = None, 0
+        self._began, self._unanswered, self._unreported = None, 0, False
         if self._suspected:
             self._trust_again()
+        self._with_reports = False
 
     def close(self) -> None:
-        producer, self._producer, self._topics = self._producer, None, None
-        began, self._began = self._began, None
+        producer, self._producer, self._bulk, self._topics = self._producer, None, None, None
+        began, self._began, self._unreported = self._began, None, False
         if producer is None or began is None or self._errors.fatal is not None:
             return
         producer.purge()
@@ -149,6 +166,9 @@ class KafkaDestination:
         failpoint.hit("kafka_initialized")
         return producer
 
+    def _use(self, producer: Producer) -> None:
+        self._producer, self._bulk = producer, BulkSender.of(producer)
+
     def _transaction(self) -> tuple[Producer, TopicDirectory]:
         """Begin a transaction unless one is open; return the client and the topics."""
         if self._producer is None or self._topics is None:
@@ -160,6 +180,23 @@ class KafkaDestination:
                 self._fail(exc)
             self._began = monotonic()
         return self._producer, self._topics
+
+    def _columns_of(self, events: Sequence[Event], refused: dict[str, CdcError]) -> EventColumns | None:
+        """Return the events if all of them can be passed to the client as columns."""
+        if self._bulk is None or self._with_reports or refused or not isinstance(events, EventColumns):
+            return None
+        return events if events.fields is not None and events.fields.more_headers is None else None
+
+    def _send_columns(self, producer: Producer, events: EventColumns) -> dict[str, CdcError]:
+        """Pass columns of events to the client; return the events that it refuses."""
+        fields, refused, first = events.fields, dict[str, CdcError](), 0
+        assert self._bulk is not None and fields is not None  # noqa: S101, PT018 - see _columns_of
+        self._unreported = True
+        while (first := self._bulk.send(fields, first)) < len(events):
+            # it has no room, or will never take this event
+            refused |= self._send(producer, fields.slice(first, first + 1).events(), {})
+            first += 1
+        return refused
 
     def _send(self, producer: Producer, events: Sequence[Event], skipped: dict[str, CdcError]) -> dict[str, CdcError]:
         """Pass the events to the client; return those that it refuses."""
@@ -202,14 +239,14 @@ class KafkaDestination:
                 refused[event.id] = self._errors.meaning(reason[0], f"event {event.id!r} was refused")
                 self._errors.failed, self._began, self._batch_too_large = None, None, False
                 # an old client would number its next messages wrongly
-                self._producer = self._new_producer(self._client)
+                self._use(self._new_producer(self._client))
         return refused
 
     def _trust_again(self) -> None:
         """Send events together again; smaller batches if only a batch was too large, and none of its events."""
         if self._batch_too_large:
             self._batch_size = max(_FEWEST, self._batch_size // 2)
-            self._producer = self._new_producer(self._client)
+            self._use(self._new_producer(self._client))
         self._batch_too_large = False
         self._suspected.clear()
 
@@ -271,8 +308,18 @@ class KafkaDestination:
             errors.check()
         except DeliveryFenced as fenced:
             raise self._fenced(fenced) from exc
+        self._ask_for_reports(exc)
         error = exc.args[0] if isinstance(exc, KafkaException) else KafkaError(KafkaError._FAIL, str(exc))
         raise errors.meaning(error, "events cannot be sent") from exc
+
+    def _ask_for_reports(self, exc: Any) -> None:
+        """Raise EventsRefused if the transaction may have failed because of an event whose failure is not reported.
+
+        The batch comes again, and each of its events is then passed with a callback.
+        """
+        if self._unreported and self._errors.fatal is None:
+            self._with_reports = True
+            raise EventsRefused({}) from exc
 
     def _is_refusal(self, error: KafkaError, topic: str) -> bool:
         return error.code() in REFUSED and topic != self._progress_topic
@@ -294,12 +341,15 @@ class KafkaDestination:
 
 def _require_topics(topics: TopicDirectory, events: Sequence[Event]) -> dict[str, CdcError]:
     """Return when the topics of the events exist; return the events whose topics cannot exist."""
-    unknown = {event.topic for event in events} - topics.known
+    fields = events.fields if isinstance(events, EventColumns) else None
+    unknown = ({event.topic for event in events} if fields is None else {*fields.topics}) - topics.known
     if not unknown:
         return {}
     impossible = {topic for topic in unknown if not is_possible_name(topic)}
     if possible := unknown - impossible:
         topics.require(possible)
+    if not impossible:
+        return {}
     reason = "is no name of a Kafka topic: letters, digits, '.', '_' and '-', at most 249"
     return {
         event.id: EventRefused(f"{event.topic!r} {reason}", remedy="set 'topic' in a rule for the table")

@@ -13,8 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+import pyarrow as pa
+
 from cdc import failpoint
 from cdc.delivery.destinations.contract import ID_HEADER, POSITION_HEADER, XID_HEADER, Destination, Event
+from cdc.delivery.destinations.event_columns import EventColumns, EventFields
 from cdc.errors import CdcError, DeliveryFenced, Reaction
 from tests.fixtures import forked
 
@@ -51,6 +55,26 @@ def numbered(numbers: range, topics: Sequence[str]) -> list[Event]:
     ]
 
 
+def as_columns(events: Sequence[Event]) -> EventColumns:
+    """Events of `numbered` in the form in which the delivery loop sends them."""
+    topics = sorted({one.topic for one in events})
+    numbers = [one.position for one in events]
+    return EventColumns(
+        EventFields(
+            ids=pa.array([one.id for one in events], pa.string()),
+            positions=np.array(numbers, np.int64),
+            ordinals=np.zeros(len(events), np.int64),
+            topics=topics,
+            topic_numbers=np.array([topics.index(one.topic) for one in events], np.int64),
+            keys=pa.array([one.key for one in events], pa.binary()),
+            values=pa.array([one.value for one in events], pa.binary()),
+            transactions=np.arange(len(events)),
+            position_texts=pa.array([b"%d" % number for number in numbers], pa.binary()),
+            xid_texts=pa.array([b"700"] * len(events), pa.binary()),
+        )
+    )
+
+
 def deliver(assignment: Assignment) -> None:
     """Send what is left, after an error that may be temporary from the last progress on."""
     destination = assignment.make()
@@ -77,9 +101,9 @@ def _deliver_rest(destination: Destination, assignment: Assignment) -> None:
         after = min(first + assignment.batch, assignment.events)
         events = numbered(range(first, after), assignment.topics)
         half = len(events) // 2
-        destination.send(events[:half])
+        destination.send(as_columns(events[:half]))
         failpoint.hit("batch_half_sent")
-        destination.send(events[half:])
+        destination.send(as_columns(events[half:]))
         failpoint.hit("batch_sent")
         destination.commit(b"%d" % after)
         failpoint.hit("batch_committed")

@@ -10,7 +10,7 @@ import pytest
 from cdc.delivery.destinations.contract import ChecksAccess, Destination, Event, EventsRefused, Promise
 from cdc.errors import CdcError, DeliveryFenced, DestinationUnavailable, EventTooLarge, Reaction
 from tests.delivery.destinations.receivers import NAMES, Received, Receiver, crash_points, killable, module_of
-from tests.delivery.destinations.sending import Assignment, event, numbered, run_process
+from tests.delivery.destinations.sending import Assignment, as_columns, event, numbered, run_process
 from tests.fixtures.waiting import until
 
 
@@ -109,7 +109,7 @@ def test_the_events_of_a_key_stay_in_order(receiver: Receiver, destination: Dest
     sent, batch = numbered(range(receiver.many), receiver.topics), receiver.many // 8
     for first in range(0, receiver.many, batch):
         middle, after = first + batch // 3, first + batch
-        destination.send(sent[first:middle])
+        destination.send(as_columns(sent[first:middle]))
         destination.send(sent[middle:after])
         if first % (2 * batch):
             destination.commit(b"%d" % after)

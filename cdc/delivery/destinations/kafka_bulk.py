@@ -1,0 +1,124 @@
+"""Passes columns of events to the Kafka client, without an object of Python for each event.
+
+`Producer.produce` takes 3 µs for an event, most of them for its arguments, and `Producer.produce_batch` sends no
+headers. The C library below it takes a message as a list of pieces of memory, which are here addresses in the columns.
+
+The producer, its settings, transactions and callbacks stay those of confluent-kafka: only its handle of the C library
+is read, from the place where this version has it. A message that is passed here has no callback. If a broker refuses
+it, the transaction fails, and the caller sends its events again by `produce`, whose callback says which one it is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any, Final, Self
+
+import confluent_kafka
+import numpy as np
+import pyarrow as pa
+from confluent_kafka import Producer, cimpl
+
+from cdc.delivery.destinations.contract import ID_HEADER, POSITION_HEADER, XID_HEADER
+from cdc.delivery.destinations.event_columns import EventFields
+
+VERSION: Final = "2.16.1"
+"""The version of confluent-kafka whose objects are known here."""
+AT_ONCE: Final = 2_000
+"""Number of events whose messages are described at once; their description takes a MiB."""
+_HANDLE: Final = object.__basicsize__
+"""Offset of the handle in the object of a producer: it is the first field after those of every object."""
+# kinds of pieces, and a flag, of the function rd_kafka_produceva
+_TOPIC, _VALUE, _KEY, _FLAGS, _HEADER = 1, 4, 5, 7, 9
+_COPY: Final = 2
+"""The client copies the message before the call returns."""
+_PIECES: Final = (_TOPIC, _FLAGS, _KEY, _VALUE, _HEADER, _HEADER, _HEADER)
+_WORDS: Final = 9
+"""Words of eight bytes of a piece: its kind, and a union of eight."""
+_HEADERS: Final = [ctypes.create_string_buffer(one.encode()) for one in (ID_HEADER, POSITION_HEADER, XID_HEADER)]
+_NOTHING: Final = ctypes.create_string_buffer(8)
+"""Memory to which empty values point; a value without an address is NULL."""
+_Memory = tuple[np.ndarray, np.ndarray]
+"""Address and number of bytes of each value."""
+
+
+class BulkSender:
+    """Passes events to one producer."""
+
+    def __init__(self, producer: Producer, library: Any) -> None:
+        self._producer, self._produce, self._destroy = (
+            producer,
+            library.rd_kafka_produceva,
+            library.rd_kafka_error_destroy,
+        )
+        self._handle = ctypes.c_void_p.from_address(id(producer) + _HANDLE).value
+        self._messages = np.zeros((AT_ONCE, len(_PIECES), _WORDS), np.uint64)
+        self._messages[:, :, 0] = _PIECES
+        self._messages[:, 1, 1] = _COPY
+        self._messages[:, 4:, 1] = [ctypes.addressof(name) for name in _HEADERS]
+
+    @classmethod
+    def of(cls, producer: Producer, version: str = confluent_kafka.__version__) -> Self | None:
+        """Return the sender of a producer; None if its version is not the known one."""
+        if version != VERSION:
+            return None
+        # without releasing the interpreter lock: a thread that gets it for the time of a call keeps it for 5 ms
+        library = ctypes.PyDLL(cimpl.__file__)
+        library.rd_kafka_produceva.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+        library.rd_kafka_produceva.restype = ctypes.c_void_p
+        library.rd_kafka_error_destroy.argtypes = [ctypes.c_void_p]
+        return cls(producer, library)
+
+    def send(self, fields: EventFields, first: int) -> int:
+        """Pass the events from `first` on; return the index of the one that the client does not take, or the end.
+
+        fields: of events without more headers.
+        """
+        topics = [ctypes.create_string_buffer(topic.encode()) for topic in fields.topics]
+        addresses = np.array([ctypes.addressof(topic) for topic in topics], np.uint64)
+        shared = [_memory_of(texts) for texts in (fields.position_texts, fields.xid_texts)]
+        while first < len(fields.ids):
+            some = fields.slice(first, first + AT_ONCE)
+            self._describe(some, addresses, shared)
+            taken = self._pass(len(some.ids))
+            first += taken
+            if taken < len(some.ids):
+                break
+        return first
+
+    def _describe(self, some: EventFields, topics: np.ndarray, shared: Sequence[_Memory]) -> None:
+        """Write the pieces of the messages. shared: position and transaction id of each transaction."""
+        messages = self._messages[: len(some.ids)]
+        messages[:, 0, 1] = topics[some.topic_numbers]
+        messages[:, 2, 1], messages[:, 2, 2] = _memory_of(some.keys)
+        messages[:, 3, 1], messages[:, 3, 2] = _memory_of(some.values)
+        messages[:, 4, 2], messages[:, 4, 3] = _memory_of(some.ids)
+        for piece, (places, sizes) in enumerate(shared, 5):
+            messages[:, piece, 2], messages[:, piece, 3] = places[some.transactions], sizes[some.transactions]
+
+    def _pass(self, count: int) -> int:
+        """Pass the first messages to the client; return how many it takes."""
+        handle, produce, pieces = self._handle, self._produce, len(_PIECES)
+        first, stride = self._messages.ctypes.data, self._messages.strides[0]
+        for message in range(first, first + count * stride, stride):
+            error = produce(handle, message, pieces)
+            if error is not None:
+                self._destroy(error)
+                return (message - first) // stride
+        return count
+
+
+def _memory_of(values: pa.Array) -> _Memory:
+    """Return the address and the number of bytes of each value; both are 0 for a null."""
+    if not len(values):
+        return np.zeros(0, np.uint64), np.zeros(0, np.uint64)
+    is_large = pa.types.is_large_binary(values.type) or pa.types.is_large_string(values.type)
+    _, offsets, content = values.buffers()
+    width = np.int64 if is_large else np.int32
+    ends = np.frombuffer(offsets, width)[values.offset : values.offset + len(values) + 1].astype(np.uint64)
+    start = ctypes.addressof(_NOTHING) if content is None or not content.size else content.address
+    places, sizes = ends[:-1] + np.uint64(start), np.diff(ends)
+    if values.null_count:
+        is_valid = values.is_valid().to_numpy(zero_copy_only=False)
+        places, sizes = places * is_valid, sizes * is_valid
+    return places, sizes
