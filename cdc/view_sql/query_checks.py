@@ -127,7 +127,11 @@ _CLAUSES: Final = (
         ("RECURSIVE",),
         "a recursive query reads all rows",
     ),
-    _Clause(_is_subquery_of_expression, (), "a subquery in an expression is not analysed; a join may replace it"),
+    _Clause(
+        _is_subquery_of_expression,
+        (),
+        "a subquery is only analysed in FROM and in a condition IN of WHERE; a join may replace it",
+    ),
     _Clause(
         lambda one: isinstance(one, exp.Lateral) and not one.args.get("view"),
         ("LATERAL",),

@@ -177,6 +177,8 @@ def equalities_of(condition: exp.Expr) -> list[exp.Expr]:
     one = condition.unnest()
     if isinstance(one, exp.And):
         return [*equalities_of(one.this), *equalities_of(one.expression)]
+    if isinstance(one, exp.In) and len(one.expressions) == 1:
+        return [exp.EQ(this=one.this.copy(), expression=one.expressions[0].copy())]
     return [one] if isinstance(one, exp.EQ | exp.NullSafeEQ) else []
 
 

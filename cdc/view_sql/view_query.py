@@ -19,6 +19,7 @@ from cdc.view_sql.query_checks import (
     tables_of,
 )
 from cdc.view_sql.query_structure import JoinKind, Query, Select, TableReference, quoted, structure_of
+from cdc.view_sql.semi_joins import with_semi_joins
 from cdc.view_sql.sql_text import SqlText
 
 _OUTER: Final = frozenset({JoinKind.LEFT, JoinKind.RIGHT, JoinKind.FULL})
@@ -49,6 +50,7 @@ class ViewQuery:
         text = text.without_schemas(topics)
         refuse_changing_results(text)
         refuse_unknown_key(text, key)
+        text = with_semi_joins(text)
         reason, structure = clauses_for_refresh(text), None
         if reason is None:
             structure = structure_of(text)

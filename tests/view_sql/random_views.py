@@ -97,7 +97,7 @@ class _Sql:
 
     def _groups(self, keys: int, depth: int, branch: int | None = None) -> str:
         chain, columns = self._chain(depth)
-        where = f" WHERE {self._condition(columns)}" if self._one_in(2) else ""
+        where = f" WHERE {self._filter(columns)}" if self._one_in(2) else ""
         sql = self._grouped([f"coalesce({self._key(columns)}, 7)" for _ in range(keys)], chain + where, columns)
         if branch is None:
             return sql
@@ -106,7 +106,7 @@ class _Sql:
 
     def _distinct_keys(self, keys: int, depth: int) -> str:
         chain, columns = self._chain(depth)
-        where = f" WHERE {self._condition(columns)}" if self._one_in(2) else ""
+        where = f" WHERE {self._filter(columns)}" if self._one_in(2) else ""
         items = [f"coalesce({self._key(columns)}, 7) AS k{number}" for number in range(keys)]
         return f"SELECT DISTINCT {', '.join(items)} FROM {chain}{where}"
 
@@ -127,7 +127,7 @@ class _Sql:
         text += f" ON {group}.h = {self.random.choice(columns)}"
         items = [f"{one}.id AS k{number}" for number in range(keys)]
         items += [f"{self.random.choice(columns)} AS v0", f"{group}.s AS v1"]
-        where = f" WHERE {self._condition(columns)}" if self._one_in(3) else ""
+        where = f" WHERE {self._filter(columns)}" if self._one_in(3) else ""
         return f"SELECT {', '.join(items)} FROM {text}{where}"
 
     def _union(self, keys: int, depth: int) -> str:
@@ -136,8 +136,10 @@ class _Sql:
     def _select(self, keys: int, depth: int) -> str:
         """A SELECT with columns k0, k1 … and the values v0 and v1, which are columns of integers."""
         chain, columns = self._chain(depth)
-        conditions = [self._condition(columns)] if self._one_in(2) else []
-        if self._one_in(8):
+        has_comma = self._one_in(8)
+        condition = self._condition if has_comma else self._filter
+        conditions = [condition(columns)] if self._one_in(2) else []
+        if has_comma:
             other, more = self._chain(0)
             chain = f"{chain}, {other}"
             conditions.append(f"{self.random.choice(columns)} = {self.random.choice(more)}")
@@ -214,6 +216,16 @@ class _Sql:
         return self.random.choice(
             (column, column, f"coalesce({column}, 7)", f"{column} + {self.random.choice(columns)}")
         )
+
+    def _filter(self, columns: list[str]) -> str:
+        """A condition of a WHERE clause: every join becomes one with the tables of subqueries."""
+        if not self._one_in(4):
+            return self._condition(columns)
+        chain, more = self._chain(0)
+        where = f" WHERE {self._filter(more)}" if self._one_in(3) else ""
+        having = " GROUP BY 1 HAVING count(*) > 1" if self._one_in(4) else ""
+        found = f"{self.random.choice(columns)} IN (SELECT {self.random.choice(more)} FROM {chain}{where}{having})"
+        return found if self._one_in(2) else f"{self._condition(columns)} AND {found}"
 
     def _condition(self, columns: list[str]) -> str:
         column = self.random.choice(columns)

@@ -95,10 +95,10 @@ class Destination(Protocol):
     def send(self, events: Sequence[Event]) -> None:
         """Send events after all earlier ones of the batch; the call may return before they are acknowledged.
 
-        The events may be EventColumns, from which a destination can read the columns instead. The call must not read or keep the sequence after it has returned, unless it copies it. Raises EventsRefused if
-        the destination cannot take single events, for example because they are too large. Raises an error with
-        Reaction.RETRY if the destination cannot be reached; the loop then closes and opens the destination, and sends
-        the batch again from its beginning.
+        The events may be EventColumns, whose columns a destination can read instead. The call must not read or keep the
+        sequence after it has returned, unless it copies it. Raises EventsRefused if the destination cannot take single
+        events, for example because they are too large. Raises an error with Reaction.RETRY if the destination cannot be
+        reached; the loop then closes and opens the destination, and sends the batch again from its beginning.
         """
 
     def commit(self, progress: bytes) -> None:
