@@ -83,7 +83,9 @@ class Expressions:
     def _compute(self, source: pa.Table, spark: SparkSession) -> pa.Table:
         from pyspark.sql import functions as F
 
-        rows = source.select([*self.reads, OP]).append_column(_ROW_NUMBER, pa.array(range(source.num_rows), pa.int64()))
+        # Spark loses the rows after an empty chunk, see spark_target.frame_of
+        rows = source.select([*self.reads, OP]).combine_chunks()
+        rows = rows.append_column(_ROW_NUMBER, pa.array(range(source.num_rows), pa.int64()))
         with raising_transform_failed(self.topic):
             frame = self._frame(spark.createDataFrame(rows), [*self._columns(), self._op(), F.col(_ROW_NUMBER)])
             computed = frame.toArrow().sort_by(_ROW_NUMBER)

@@ -89,7 +89,8 @@ def frame_of(spark: SparkSession, rows: pa.Table) -> DataFrame:
     """Convert Arrow rows to a Spark frame with the same types; a timestamp without a zone stays without a zone."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    return spark.createDataFrame(rows, from_arrow_schema(rows.schema, prefer_timestamp_ntz=True))
+    # Spark 4.2 ends at an empty chunk, and loses the rows of the chunks after it
+    return spark.createDataFrame(rows.combine_chunks(), from_arrow_schema(rows.schema, prefer_timestamp_ntz=True))
 
 
 def frame_at(spark: SparkSession, uri: str, version: int, relations: Sequence[int] = ()) -> DataFrame:

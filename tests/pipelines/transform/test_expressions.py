@@ -37,6 +37,14 @@ def test_computed_columns_are_added_and_filtered_rows_become_deletes(spark: Spar
     assert expressions.rejects(upserts(put(1, "a", 10), put(2, "b", 11)), spark).to_pylist() == [True, False]
 
 
+def test_rows_after_an_empty_chunk_are_computed_too(spark: SparkSession) -> None:
+    expressions = resolved(spark, computed={"loud": "upper(item)"})
+    first, last = upserts(put(1, "a", 10)), upserts(put(2, "b", 11))
+    applied = expressions.apply(pa.concat_tables([first, last.slice(0, 0), last]), spark)
+
+    assert applied["loud"].to_pylist() == ["A", "B"]
+
+
 def test_an_expression_that_fails_on_a_row_is_an_error_without_its_value(spark: SparkSession) -> None:
     expressions = resolved(spark, computed={"number": "cast(item as int)"})
     with pytest.raises(TransformFailed, match="failed on a row: CAST_INVALID_INPUT") as caught:

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
@@ -16,7 +17,7 @@ from cdc.stores.published_record import TargetState
 from cdc.stores.unsupported_table_features import unsupported_features
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
-from pipelines.sinks.delta.spark_target import can_write_delta, require_delta, transaction
+from pipelines.sinks.delta.spark_target import can_write_delta, frame_of, require_delta, transaction
 from tests.contracts.folded import ORDERS, batch, gone, part, put
 from tests.pipelines.sinks.added_features import LOG, add_features, filled_sink
 
@@ -24,6 +25,16 @@ from tests.pipelines.sinks.added_features import LOG, add_features, filled_sink
 def test_a_position_is_a_number_to_delta(spark: SparkSession) -> None:
     with transaction(spark, "app", Position(0x1_0000_0A00)):
         assert spark.conf.get("spark.databricks.delta.write.txnVersion") == str(0x1_0000_0A00)
+
+
+@pytest.mark.parametrize("sizes", [[0, 2], [2, 0, 1], [1, 2, 0], [0, 0, 3, 0, 1], [0]])
+def test_a_frame_has_the_rows_of_all_chunks(spark: SparkSession, sizes: list[int]) -> None:
+    parts, first = [], 0
+    for size in sizes:
+        parts.append(pa.table({"id": pa.array(range(first, first + size), pa.int64())}))
+        first += size
+
+    assert [row.id for row in frame_of(spark, pa.concat_tables(parts)).collect()] == [*range(first)]
 
 
 def positions_of_commits(spark, folder: Path, name: str, ends: list[int]) -> list[int | None]:
