@@ -19,8 +19,9 @@ from cdc.view_sql.changed_keys import InputsAtCut
 from cdc.view_sql.join_graph import JoinGraph
 from cdc.view_sql.view_query import ViewQuery
 from pipelines.sinks.delta.table_version import RowsNotReadable, TableVersion
+from pipelines.views.followed_inputs import FollowedInputs, opened
 from pipelines.views.log_of_views import InputVersion
-from pipelines.views.needed_rows import ChangedRows, NeededRows, at_the_earlier_cut
+from pipelines.views.needed_rows import ChangedRows, NeededRows, RowsOfCuts
 from pipelines.views.view_inputs import OWN_COLUMNS, ViewInputs
 
 KEYS_AT_ONCE: Final = 50_000
@@ -45,7 +46,7 @@ class AffectedRows:
         self, query: ViewQuery, inputs: ViewInputs, changed: ChangedInputs, keys_at_once: int = KEYS_AT_ONCE
     ) -> None:
         self._query, self._inputs, self._changed, self._keys_at_once = query, inputs, changed, keys_at_once
-        self._few = _FewRows.of(query, changed)
+        self._few = _FewRows.of(query, inputs.followed, changed)
         self.number = 0
         """Number of the affected keys."""
 
@@ -103,9 +104,10 @@ class AffectedRows:
 
     def _registered(self, rows: Mapping[str, pa.Table]) -> tuple[Mapping[str, str], Mapping[str, str]]:
         assert self._few is not None  # noqa: S101 - its rows were read
-        before = {topic: _shown(found) for topic, found in at_the_earlier_cut(rows, self._few.changes).items()}
-        after = {topic: _shown(found) for topic, found in rows.items()}
-        return self._inputs.register_read(before, "a"), self._inputs.register_read(after, "b")
+        found = {topic: RowsOfCuts.of(its_rows, self._few.changes.get(topic)) for topic, its_rows in rows.items()}
+        return self._inputs.register_cuts(
+            {topic: RowsOfCuts(*map(_shown, its_rows)) for topic, its_rows in found.items()}
+        )
 
     def _whole_tables(self) -> tuple[Mapping[str, str], Mapping[str, str]]:
         return self._inputs.register(self._changed.before, "a"), self._inputs.register(self._changed.after, "b")
@@ -120,30 +122,26 @@ class _FewRows:
     changes: Mapping[str, ChangedRows]
 
     @classmethod
-    def of(cls, query: ViewQuery, changed: ChangedInputs) -> _FewRows | None:
+    def of(cls, query: ViewQuery, followed: FollowedInputs, changed: ChangedInputs) -> _FewRows | None:
         """Read the changed rows; None if the SQL has no join graph, or if the driver cannot read the tables."""
         try:
-            tables = {topic: _opened(changed.after[topic]) for topic in query.inputs}
+            tables = {topic: opened(changed.after[topic]) for topic in query.inputs}
             shown = {
                 topic: [name for name in t.columns.names if name not in OWN_COLUMNS] for topic, t in tables.items()
             }
             graph = JoinGraph.of(query.sql, query.key, shown)
             if graph is None:
                 return None
-            changes = {}
-            for topic, keys in changed.keys.items():
-                first, earlier = keys.column_names[0], _opened(changed.before[topic])
-                changes[topic] = ChangedRows(earlier.rows(first, keys[first]), tables[topic].rows(first, keys[first]))
+            changes = {
+                topic: followed.changed_rows(changed.before[topic], tables[topic], keys)
+                for topic, keys in changed.keys.items()
+            }
         except RowsNotReadable:
             return None
         return cls(graph, tables, changes)
 
     def needed(self) -> NeededRows:
         return NeededRows(self.graph, self.tables, self.changes)
-
-
-def _opened(version: InputVersion) -> TableVersion:
-    return TableVersion(version.target, version.version, version.relation)
 
 
 def _shown(rows: pa.Table) -> pa.Table:

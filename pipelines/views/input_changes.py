@@ -1,8 +1,8 @@
-"""Which rows of the inputs of views changed between two cuts, from the change log."""
+"""Which inputs of views are complete at a cut, and which of their rows changed between two, from the change log."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 import pyarrow as pa
@@ -12,6 +12,8 @@ from cdc.errors import LogTrimmed
 from cdc.log.reader import LogReader, read_file
 from cdc.log_row import ROW_OPERATIONS, Operation
 from cdc.position import Position
+from cdc.stores.published_record import Published, TargetState
+from pipelines.views.log_of_views import Cut, InputVersion
 
 MOST: Final = 200_000
 """Maximum rows of the change log between two cuts; above, every row of the inputs may have changed."""
@@ -21,6 +23,20 @@ _EVERY_ROW: Final = pa.array([Operation.TRUNCATE.value, Operation.GENERATION.val
 
 KeysByRelation = Mapping[int, pa.Array | None]
 """Relation → distinct keys, as lists of texts, of its rows that may have changed; None: every row may have."""
+
+
+def cut_of(record: Published) -> Cut:
+    """Return the cut that a sink has published."""
+    return Cut(Position(record.position), record.committed_at)
+
+
+def usable_inputs(record: Published, topics: Collection[str]) -> dict[str, InputVersion]:
+    """Return topic → version at a cut, for each of the topics that is complete there."""
+    return {
+        table.topic: InputVersion(table.target, table.version, table.relation, table.parked)
+        for table in record.tables.values()
+        if table.topic in topics and table.state == TargetState.STREAMING and table.version is not None
+    }
 
 
 def changed_keys(log: LogReader, after: Position, upto: Position, relations: Iterable[int]) -> KeysByRelation:

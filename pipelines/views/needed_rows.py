@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -132,13 +132,20 @@ class _BothCuts(NamedTuple):
     later: pa.Table
 
 
-def at_the_earlier_cut(rows: Mapping[str, pa.Table], changes: Mapping[str, ChangedRows]) -> dict[str, pa.Table]:
-    """Return rows of the later cut with the old rows of every change in place of the new ones."""
-    found = {}
-    for topic, its_rows in rows.items():
-        change = changes.get(topic)
-        found[topic] = its_rows if change is None else _once([change.old, _without(its_rows, change.new)])
-    return found
+class RowsOfCuts(NamedTuple):
+    """Rows of one table: those that both cuts have, and those that only one of them has."""
+
+    both: pa.Table
+    earlier: pa.Table
+    later: pa.Table
+
+    @classmethod
+    def of(cls, rows: pa.Table, change: ChangedRows | None) -> Self:
+        """Divide rows of the later cut by the changes; the earlier cut has all old rows in place of the new ones."""
+        if change is None:
+            return cls(rows, rows.slice(0, 0), rows.slice(0, 0))
+        both = _without(rows, change.new)
+        return cls(both, change.old, _without(rows, both))
 
 
 def _as_type(values: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:

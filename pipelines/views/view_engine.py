@@ -37,11 +37,18 @@ from cdc.table import TableSchema, TableState
 from cdc.view_sql.view_query import ViewQuery, queries_of
 from pipelines.views.affected_rows import KEYS_AT_ONCE, AffectedRows, ChangedInputs
 from pipelines.views.changed_rows import all_new, check_key, differences
-from pipelines.views.input_changes import KeysByRelation, changed_keys, distinct
+from pipelines.views.input_changes import KeysByRelation, changed_keys, cut_of, distinct, usable_inputs
 from pipelines.views.kept_rows import check_time, floor_at, old_rows, without_old
-from pipelines.views.log_of_views import ComputedFrom, ComputedView, Cut, InputVersion, LogOfViews, ViewCommit
+from pipelines.views.log_of_views import (
+    ComputedFrom,
+    ComputedView,
+    Cut,
+    InputVersion,
+    LogOfViews,
+    ViewCommit,
+)
 from pipelines.views.view_columns import view_images, view_keys, view_schema
-from pipelines.views.view_inputs import ViewInputs, cut_of, usable_inputs
+from pipelines.views.view_inputs import ViewInputs
 
 TRY_AGAIN: Final = 60.0
 """Seconds after which a view that failed is computed again, if nothing that it depends on changed before."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import structlog
@@ -14,15 +15,15 @@ from pyspark.sql import functions as F
 
 from cdc.config import DeltaSinkDefinition, rule_of, table_settings
 from cdc.errors import SinkUnavailable
-from cdc.position import Position
-from cdc.stores.published_record import Published, TargetState
 from cdc.table import TableSchema
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN, column_name
 from pipelines.sinks.delta.settings import type_policy
 from pipelines.sinks.delta.spark_target import frame_at, frame_of
 from pipelines.sinks.delta.target_layout import backticked
 from pipelines.types.typed_rows import typed_keys
-from pipelines.views.log_of_views import Cut, InputVersion
+from pipelines.views.followed_inputs import FollowedInputs
+from pipelines.views.log_of_views import InputVersion
+from pipelines.views.needed_rows import RowsOfCuts
 from pipelines.views.view_columns import result_rows
 
 if TYPE_CHECKING:
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
 LISTED: Final = 500
 """Maximum number of keys that a condition lists; Delta and Parquet can then skip files and row groups."""
 _IS_FIRST: Final = "_is_first"
+_CUTS: Final = "_cuts"
+"""Column that says which cuts have a row."""
+_EARLIER: Final = 1
+_LATER: Final = 2
 _REMOVED: Final = "FAILED_READ_FILE.FILE_NOT_EXIST"
 """In the text of Spark's error for a file that does not exist."""
 OWN_COLUMNS: Final = (POSITION_COLUMN, ORDINAL_COLUMN, RELATION_COLUMN)
@@ -39,26 +44,14 @@ OWN_COLUMNS: Final = (POSITION_COLUMN, ORDINAL_COLUMN, RELATION_COLUMN)
 log = structlog.get_logger("views")
 
 
-def cut_of(record: Published) -> Cut:
-    """Return the cut that a sink has published."""
-    return Cut(Position(record.position), record.committed_at)
-
-
-def usable_inputs(record: Published, topics: Collection[str]) -> dict[str, InputVersion]:
-    """Return topic → version at a cut, for each of the topics that is complete there."""
-    return {
-        table.topic: InputVersion(table.target, table.version, table.relation, table.parked)
-        for table in record.tables.values()
-        if table.topic in topics and table.state == TargetState.STREAMING and table.version is not None
-    }
-
-
 class ViewInputs:
     """Temporary views of the inputs in one Spark session."""
 
     def __init__(self, session: SparkSession, sink: DeltaSinkDefinition) -> None:
         self.session, self._sink = session, sink
         self._frames: dict[InputVersion, DataFrame] = {}
+        self.followed = FollowedInputs()
+        """The same inputs on the driver."""
 
     def register(self, versions: Mapping[str, InputVersion], side: str) -> dict[str, str]:
         """Create a temporary view of each input; return topic → its name. side: distinguishes the cuts in names.
@@ -76,12 +69,20 @@ class ViewInputs:
             frame.createOrReplaceTempView(names[topic])
         return names
 
-    def register_read(self, rows: Mapping[str, pa.Table], side: str) -> dict[str, str]:
-        """Create temporary views of rows that the driver has read; as `register`."""
-        names = {}
-        for number, (topic, table) in enumerate(sorted(rows.items())):
-            names[topic] = f"read_{side}_{number}"
-            self.register_table(table, names[topic])
+    def register_cuts(self, rows: Mapping[str, RowsOfCuts]) -> tuple[dict[str, str], dict[str, str]]:
+        """Create temporary views of rows that the driver has read, of each topic one for the earlier and the later cut.
+
+        Spark gets the rows of a topic once: to pass them takes longer than to filter them.
+        """
+        names: tuple[dict[str, str], dict[str, str]] = {}, {}
+        for number, (topic, found) in enumerate(sorted(rows.items())):
+            parts = [found.both, found.earlier, found.later]
+            cuts = np.repeat(np.array([_EARLIER | _LATER, _EARLIER, _LATER], np.int8), [len(part) for part in parts])
+            frame = frame_of(self.session, pa.concat_tables(parts).append_column(_CUTS, pa.array(cuts)))
+            for side, cut, named in zip("ab", (_EARLIER, _LATER), names, strict=True):
+                named[topic] = f"read_{side}_{number}"
+                of_cut = frame.where(F.col(_CUTS).bitwiseAND(cut) != 0).drop(_CUTS)
+                of_cut.createOrReplaceTempView(named[topic])
         return names
 
     def register_rows(self, table: str, keys: pa.Table, name: str) -> None:
@@ -124,7 +125,8 @@ class ViewInputs:
         return rows.filter(is_first), rows.filter(pc.invert(is_first))
 
     def keep_only(self, versions: Mapping[str, InputVersion]) -> None:
-        """Forget the frames of all other versions."""
+        """Forget the frames of all other versions, and the changed rows."""
+        self.followed.keep_only(versions)
         self._frames = {version: frame for version, frame in self._frames.items() if version in versions.values()}
 
     def typed_keys(self, keys: pa.Array, schema: TableSchema) -> pa.Table:

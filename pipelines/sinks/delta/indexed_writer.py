@@ -45,7 +45,7 @@ from pipelines.sinks.delta.indexed.delta_log import (
 )
 from pipelines.sinks.delta.indexed.key_hashes import hash_keys
 from pipelines.sinks.delta.indexed.key_index import ON_DISK, FoundRows, KeyHashes, KeyIndex, PreparedRun
-from pipelines.sinks.delta.indexed.table_storage import TableStorage, plain_schema
+from pipelines.sinks.delta.indexed.table_storage import TableStorage
 from pipelines.sinks.delta.new_data_files import SMALL_SAMPLE_ROWS, parquet_options, statistics
 from pipelines.sinks.delta.target_columns import OP, POSITION_KEY
 from pipelines.sinks.delta.target_layout import DELETION_VECTORS, partition_text
@@ -254,8 +254,8 @@ class IndexedTable:
     def _hashes_in(self, file: LiveFile) -> tuple[KeyHashes, np.ndarray]:
         """Return the hashes of the keys in a data file, and the row number of each."""
         if self._rows.null_column is None:
-            return hash_keys(self.read_rows(file, self.key).columns, self.index.secret)
-        rows = self.read_rows(file, (*self.key, self._rows.null_column))
+            return hash_keys(self.files.read_rows(file, self.key).columns, self.index.secret)
+        rows = self.files.read_rows(file, (*self.key, self._rows.null_column))
         wanted = np.flatnonzero(pc.is_null(rows[self._rows.null_column]).to_numpy())
         hashes, numbers = hash_keys(rows.select(list(self.key)).take(pa.array(wanted)).columns, self.index.secret)
         return hashes, wanted[numbers]
@@ -267,31 +267,6 @@ class IndexedTable:
         found = self._live_matches(self.index.find(hashes), numbers)
         _, first = np.unique(np.stack([found.files, found.rows]), axis=1, return_index=True)
         return self._old_values(FoundRows(*(values[first] for values in found)), schema)
-
-    def read_rows(self, file: LiveFile, names: Sequence[str], numbers: np.ndarray | None = None) -> pa.Table:
-        """Read columns of a data file, including deleted rows.
-
-        names: the columns. numbers: the numbers of the rows to read; None: all rows. Row groups that contain none of
-        these rows are not read.
-        """
-        partitions = self.files.partition_columns
-        stored = [name for name in names if name not in partitions]
-        with self._storage.open(file.path) as opened:
-            content = pq.ParquetFile(opened, coerce_int96_timestamp_unit="us")
-            present = content.schema_arrow.names
-            present = [name for name in stored if name in present]
-            groups, places = _row_groups(content.metadata, numbers)
-            rows = content.read_row_groups(groups, columns=present)
-            rows = rows.cast(plain_schema(rows.schema))
-        if places is not None:
-            rows = rows.take(places)
-        count = content.metadata.num_rows if places is None else len(places)
-        values = file.add.get("partitionValues") or {}
-        columns = [
-            rows[name] if name in rows.column_names else pa.repeat(pa.scalar(values.get(name), pa.string()), count)
-            for name in names
-        ]
-        return pa.Table.from_arrays(columns, names=list(names))
 
     def _live_matches(self, found: FoundRows, numbers: np.ndarray) -> FoundRows:
         """Return the found rows that are not deleted and whose file is live.
@@ -332,7 +307,7 @@ class IndexedTable:
             if greatest is not None and int(greatest) < first:
                 continue
             here = np.flatnonzero(found.files == number)
-            stored = self.read_rows(file, (POSITION_COLUMN, ORDINAL_COLUMN), found.rows[here])
+            stored = self.files.read_rows(file, (POSITION_COLUMN, ORDINAL_COLUMN), found.rows[here])
             unpositioned = pc.is_null(stored[POSITION_COLUMN]).to_numpy()
             there = pc.fill_null(stored[POSITION_COLUMN], 0).to_numpy()
             within = pc.fill_null(stored[ORDINAL_COLUMN], 0).to_numpy()
@@ -376,7 +351,7 @@ class IndexedTable:
         parts = [schema.empty_table()]
         for number in np.unique(found.files).tolist():
             numbers = found.rows[found.files == number]
-            rows = self.read_rows(self.files.by_path[path_of[number]], schema.names, numbers)
+            rows = self.files.read_rows(self.files.by_path[path_of[number]], schema.names, numbers)
             columns = [
                 pa.nulls(len(values), field.type) if values.null_count == len(values) else values.cast(field.type)
                 for field, values in zip(schema, rows.columns, strict=True)
@@ -475,19 +450,3 @@ class IndexedTable:
             with self._storage.open(file.path) as opened:
                 file.stats["numRecords"] = pq.ParquetFile(opened).metadata.num_rows
         return int(file.stats["numRecords"])
-
-
-def _row_groups(metadata: pq.FileMetaData, numbers: np.ndarray | None) -> tuple[list[int], pa.Array | None]:
-    """Return the row groups of a file that contain the wanted rows, and where the wanted rows are in them.
-
-    numbers: the wanted rows of the file; None: all rows. The second result has, for each wanted row, its index among
-    the rows of the returned row groups. It is None if all rows are wanted.
-    """
-    if numbers is None:
-        return [*range(metadata.num_row_groups)], None
-    sizes = np.array([metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)], np.int64)
-    ends = np.cumsum(sizes)
-    group_of = np.searchsorted(ends, numbers, side="right")
-    groups = np.unique(group_of)
-    skipped = ends - np.cumsum(np.where(np.isin(np.arange(sizes.size), groups), sizes, 0))
-    return groups.tolist(), pa.array(numbers - skipped[group_of])

@@ -32,8 +32,10 @@ class TableVersion:
             raise RowsNotReadable(str(exc)) from exc
         if not {*PLACE} <= {*columns.names}:
             raise RowsNotReadable(f"{uri} keeps the history of its rows")
-        self._relation = relation if RELATION_COLUMN in columns.names else None
-        self.columns = columns_of_part(columns, self._relation)
+        self.version = version
+        self.relation = relation if RELATION_COLUMN in columns.names else None
+        """The table whose rows are read, if several share the target."""
+        self.columns = columns_of_part(columns, self.relation)
 
     def rows(self, column: str, values: pa.ChunkedArray | pa.Array) -> pa.Table:
         """Return the rows whose value in a column is one of `values`; a null matches no row.
@@ -42,6 +44,6 @@ class TableVersion:
         """
         try:
             keys = pa.table({column: values.drop_null().cast(self.columns.field(column).type)})
-            return rows_with_keys(self._table, keys, self.columns, relation=self._relation)
+            return rows_with_keys(self._table, keys, self.columns, relation=self.relation)
         except (DeltaError, pa.ArrowException, OSError) as exc:
             raise RowsNotReadable(str(exc)) from exc

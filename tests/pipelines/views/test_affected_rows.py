@@ -11,8 +11,7 @@ from pyspark.sql import SparkSession
 
 from cdc.view_sql.view_query import ViewQuery
 from pipelines.views.affected_rows import AffectedRows, ChangedInputs
-from pipelines.views.input_changes import changed_keys
-from pipelines.views.view_inputs import usable_inputs
+from pipelines.views.input_changes import changed_keys, usable_inputs
 from tests.pipelines.views.shop_tables import TABLES
 from tests.pipelines.views.test_view_engine import TOTALS, change, filled, opened
 from tests.pipelines.views.view_pipeline import ViewPipeline

@@ -8,7 +8,9 @@ import pyarrow as pa
 
 from cdc.log.reader import LogReader
 from cdc.position import Position
-from pipelines.views.input_changes import changed_keys, distinct
+from cdc.stores.published_record import Published, TableRecord
+from pipelines.views.input_changes import changed_keys, distinct, usable_inputs
+from pipelines.views.log_of_views import InputVersion
 from tests.pipelines.shop_pipeline import COPY, END, ITEMS, ORDERS, change, make_shop
 
 
@@ -42,3 +44,15 @@ def test_a_row_without_a_key_says_nothing(tmp_path: Path) -> None:
 def test_each_key_is_there_once() -> None:
     keys = pa.array([["a", "b"], ["a"], ["a", "b"]])
     assert sorted(distinct(keys).to_pylist()) == [["a"], ["a", "b"]]
+
+
+def record(topic: str, state: str = "streaming") -> TableRecord:
+    return TableRecord(7, topic, "/lake/a", 20, 3, state, parked=(("1",),))
+
+
+def test_an_input_is_usable_while_its_table_is_complete() -> None:
+    published = Published(20, 0, {1: record("shop.a"), 2: record("shop.b", "snapshotting"), 3: record("shop.c")})
+
+    assert usable_inputs(published, ["shop.a", "shop.b", "shop.d"]) == {
+        "shop.a": InputVersion("/lake/a", 3, 7, (("1",),))
+    }

@@ -13,7 +13,7 @@ from cdc.view_sql.join_graph import ColumnOf, JoinGraph
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.sinks.delta.table_version import RowsNotReadable, TableVersion
-from pipelines.views.needed_rows import ChangedRows, NeededRows, at_the_earlier_cut
+from pipelines.views.needed_rows import ChangedRows, NeededRows, RowsOfCuts
 from tests.contracts.folded import ORDERS, batch, put
 
 ITEMS = replace(ORDERS, relation=2, oid=2, name="items")
@@ -63,9 +63,9 @@ def test_changed_rows_meet_the_rows_with_equal_columns(tmp_path: Path) -> None:
     found = NeededRows(graph(after), after, changes).meeting()
 
     assert (ids(found["shop.items"]), ids(found["shop.orders"])) == ([10, 11, 12], [1])
-    earlier = at_the_earlier_cut(found, changes)
-    assert earlier["shop.orders"]["item"].to_pylist() == ["a"]
-    assert ids(earlier["shop.items"]) == [10, 11, 12]
+    orders, items = (RowsOfCuts.of(found[topic], changes.get(topic)) for topic in ("shop.orders", "shop.items"))
+    assert [part["item"].to_pylist() for part in orders] == [[], ["a"], ["b"]]
+    assert [ids(part) for part in items] == [[10, 11, 12], [], []]
 
 
 def test_rows_that_only_an_old_row_meets_are_needed_too(tmp_path: Path) -> None:
@@ -85,7 +85,8 @@ def test_a_row_that_did_not_change_stays_at_the_earlier_cut(tmp_path: Path) -> N
     rows = tables["shop.orders"].rows("id", pa.chunked_array([[1]]))
     changes = {"shop.orders": ChangedRows(rows, rows)}
 
-    assert ids(at_the_earlier_cut({"shop.orders": rows}, changes)["shop.orders"]) == [1]
+    both, earlier, later = RowsOfCuts.of(rows, changes["shop.orders"])
+    assert [ids(part) for part in (both, earlier, later)] == [[], [1], [1]]
 
 
 def test_keys_need_their_rows_and_those_that_they_meet(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Inputs of views at a cut: which are complete, and their rows in Spark."""
+"""Rows of the inputs of views in Spark, at one or two cuts."""
 
 from __future__ import annotations
 
@@ -8,22 +8,25 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from cdc.stores.published_record import Published, TableRecord
 from pipelines.views.log_of_views import InputVersion
-from pipelines.views.view_inputs import ViewInputs, usable_inputs
+from pipelines.views.needed_rows import RowsOfCuts
+from pipelines.views.view_inputs import ViewInputs
 from tests.fixtures.one_table_lake import OneTableLake
 
 
-def record(topic: str, state: str = "streaming") -> TableRecord:
-    return TableRecord(7, topic, "/lake/a", 20, 3, state, parked=(("1",),))
-
-
-def test_an_input_is_usable_while_its_table_is_complete() -> None:
-    published = Published(20, 0, {1: record("shop.a"), 2: record("shop.b", "snapshotting"), 3: record("shop.c")})
-
-    assert usable_inputs(published, ["shop.a", "shop.b", "shop.d"]) == {
-        "shop.a": InputVersion("/lake/a", 3, 7, (("1",),))
+def test_rows_that_the_driver_has_read_are_divided_into_cuts(spark: SparkSession, tmp_path: Path) -> None:
+    inputs = ViewInputs(spark.newSession(), OneTableLake(tmp_path).definition)
+    both, earlier, later, none = (pa.table({"id": pa.array(ids, pa.int64())}) for ids in ([1, 2], [3], [4, 5], []))
+    before, after = inputs.register_cuts(
+        {"shop.a": RowsOfCuts(both, earlier, later), "shop.b": RowsOfCuts(none, earlier, none)}
+    )
+    found = {
+        name: [row.id for row in inputs.session.table(name).collect()] for name in (*before.values(), *after.values())
     }
+
+    assert (found[before["shop.a"]], found[after["shop.a"]]) == ([1, 2, 3], [1, 2, 4, 5])
+    assert (found[before["shop.b"]], found[after["shop.b"]]) == ([3], [])
+    assert inputs.session.table(before["shop.a"]).columns == ["id"]
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from functools import cache
 from typing import Any, Final, Self
 from urllib.parse import unquote
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake.exceptions import CommitFailedError
@@ -28,7 +29,7 @@ from cdc.log.boot_clock import SECOND, BootTimestamp
 from cdc.log.checkpoint_rows import UnknownActions, encode_checkpoint, later_rows
 from cdc.log.delta_actions import Action, decode_commit, encode_commit, remove_action
 from pipelines.sinks.delta.indexed.deletion_vectors import Descriptor, decode, path_of
-from pipelines.sinks.delta.indexed.table_storage import TableStorage
+from pipelines.sinks.delta.indexed.table_storage import TableStorage, plain_schema
 
 _HINT: Final = "_delta_log/_last_checkpoint"
 _CHECKPOINT: Final = re.compile(r"_delta_log/(\d{20})\.checkpoint(?:\.\d{10}\.(\d{10}))?\.parquet\Z")
@@ -179,6 +180,30 @@ class LiveFiles:
             self._apply(actions, self.version + 1)
             self._keep(actions)
         self._read_vectors()
+
+    def read_rows(self, file: LiveFile, names: Sequence[str], numbers: np.ndarray | None = None) -> pa.Table:
+        """Read columns of a data file, including deleted rows.
+
+        names: the columns. numbers: the numbers of the rows to read; None: all rows. Row groups that contain none of
+        these rows are not read. The values of partition columns are texts.
+        """
+        stored = [name for name in names if name not in self.partition_columns]
+        with self.storage.open(file.path) as opened:
+            content = pq.ParquetFile(opened, coerce_int96_timestamp_unit="us")
+            present = content.schema_arrow.names
+            present = [name for name in stored if name in present]
+            groups, places = _row_groups(content.metadata, numbers)
+            rows = content.read_row_groups(groups, columns=present)
+            rows = rows.cast(plain_schema(rows.schema))
+        if places is not None:
+            rows = rows.take(places)
+        count = content.metadata.num_rows if places is None else len(places)
+        values = file.add.get("partitionValues") or {}
+        columns = [
+            rows[name] if name in rows.column_names else pa.repeat(pa.scalar(values.get(name), pa.string()), count)
+            for name in names
+        ]
+        return pa.Table.from_arrays(columns, names=list(names))
 
     def commit(self, actions: Sequence[Action], files: Iterable[LiveFile | str]) -> None:
         """Commit actions as the next version.
@@ -396,3 +421,19 @@ def _without_nulls(found: Action) -> Action:
     for name in ("stats_parsed", "partitionValues_parsed"):
         known.pop(name, None)
     return known
+
+
+def _row_groups(metadata: pq.FileMetaData, numbers: np.ndarray | None) -> tuple[list[int], pa.Array | None]:
+    """Return the row groups of a file that contain the wanted rows, and where the wanted rows are in them.
+
+    numbers: the wanted rows of the file; None: all rows. The second result has, for each wanted row, its index among
+    the rows of the returned row groups. It is None if all rows are wanted.
+    """
+    if numbers is None:
+        return [*range(metadata.num_row_groups)], None
+    sizes = np.array([metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)], np.int64)
+    ends = np.cumsum(sizes)
+    group_of = np.searchsorted(ends, numbers, side="right")
+    groups = np.unique(group_of)
+    skipped = ends - np.cumsum(np.where(np.isin(np.arange(sizes.size), groups), sizes, 0))
+    return groups.tolist(), pa.array(numbers - skipped[group_of])

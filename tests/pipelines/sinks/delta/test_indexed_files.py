@@ -21,7 +21,7 @@ def test_of_a_long_file_only_the_row_groups_with_wanted_rows_are_read(tmp_path: 
     table.reopen()
     (file,) = table.files().by_path.values()
     for numbers in ([0], [999], [99, 100], [950, 5, 950, 500], [*range(1_000)], []):
-        read = table.table.read_rows(file, ("item", "missing"), np.array(numbers, np.int64))
+        read = table.table.files.read_rows(file, ("item", "missing"), np.array(numbers, np.int64))
         assert read["item"].to_pylist() == [str(number) for number in numbers]
         assert read["missing"].null_count == len(numbers)
 

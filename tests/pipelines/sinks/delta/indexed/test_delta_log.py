@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -520,3 +521,34 @@ def test_vectors_that_a_later_commit_replaced_are_not_read(busy: VectorTable) ->
     busy.reopen()
     busy.merge(upsert(9, id=2, item="back"))
     assert len(busy.rows()) == len(rows) + 1
+
+
+def partitioned(folder: Path) -> LiveFiles:
+    return LiveFiles(LocalStorage(folder), 0, {}, {"partitionColumns": ["day"]}, {})
+
+
+@pytest.fixture(name="file")
+def _file(tmp_path: Path) -> LiveFile:
+    """A file of ten rows in row groups of three."""
+    rows = pa.table({"id": range(10), "item": [f"item {number}" for number in range(10)]})
+    pq.write_table(rows, tmp_path / "a.parquet", row_group_size=3)
+    return LiveFile({"path": "a.parquet", "partitionValues": {"day": "2026-01-31"}})
+
+
+@pytest.mark.parametrize("numbers", [[], [0], [9], [2, 3], [1, 4, 8], [*range(10)], [8, 1, 8]])
+def test_the_wanted_rows_come_in_their_order(tmp_path: Path, file: LiveFile, numbers: list[int]) -> None:
+    found = partitioned(tmp_path).read_rows(file, ["item", "id"], np.array(numbers, np.int64))
+
+    assert found.to_pydict() == {"item": [f"item {number}" for number in numbers], "id": numbers}
+
+
+def test_without_numbers_all_rows_are_read(tmp_path: Path, file: LiveFile) -> None:
+    assert partitioned(tmp_path).read_rows(file, ["id"])["id"].to_pylist() == [*range(10)]
+
+
+def test_a_column_that_is_not_in_the_file_has_the_value_of_its_partition_or_null(
+    tmp_path: Path, file: LiveFile
+) -> None:
+    found = partitioned(tmp_path).read_rows(file, ["day", "id", "more"], np.array([4, 5]))
+
+    assert found.to_pydict() == {"day": ["2026-01-31"] * 2, "id": [4, 5], "more": [None, None]}
