@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -32,6 +33,13 @@ if TYPE_CHECKING:
 LISTED: Final = 500
 """Maximum number of keys that a condition lists; Delta and Parquet can then skip files and row groups."""
 _IS_FIRST: Final = "_is_first"
+FEW: Final = 20_000
+"""Maximum rows of all inputs that one task joins: to distribute them would take longer."""
+_ONE_TASK: Final = {
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.leafNodeDefaultParallelism": "1",
+    "spark.sql.autoBroadcastJoinThreshold": "-1",
+}
 _CUTS: Final = "_cuts"
 """Column that says which cuts have a row."""
 _EARLIER: Final = 1
@@ -50,6 +58,8 @@ class ViewInputs:
     def __init__(self, session: SparkSession, sink: DeltaSinkDefinition) -> None:
         self.session, self._sink = session, sink
         self._frames: dict[InputVersion, DataFrame] = {}
+        self._has_few = False
+        """Whether the inputs that were registered last are few rows."""
         self.followed = FollowedInputs()
         """The same inputs on the driver."""
 
@@ -58,6 +68,7 @@ class ViewInputs:
 
         An input whose version was removed is left out.
         """
+        self._has_few = False
         names = {}
         for number, (topic, version) in enumerate(sorted(versions.items())):
             try:
@@ -74,6 +85,7 @@ class ViewInputs:
 
         Spark gets the rows of a topic once: to pass them takes longer than to filter them.
         """
+        self._has_few = sum(len(part) for found in rows.values() for part in found) <= FEW
         names: tuple[dict[str, str], dict[str, str]] = {}, {}
         for number, (topic, found) in enumerate(sorted(rows.items())):
             parts = [found.both, found.earlier, found.later]
@@ -120,9 +132,26 @@ class ViewInputs:
     def both(self, one: str, other: str) -> tuple[pa.Table, pa.Table]:
         """Run two queries with the same columns as one job, and return their rows."""
         sql = f"SELECT true AS `{_IS_FIRST}`, * FROM ({one}) UNION ALL SELECT false, * FROM ({other})"
-        rows = self.rows(sql)
+        with self._in_one_task() if self._has_few else nullcontext():
+            rows = self.rows(sql)
         is_first, rows = rows[_IS_FIRST], rows.drop_columns([_IS_FIRST])
         return rows.filter(is_first), rows.filter(pc.invert(is_first))
+
+    @contextmanager
+    def _in_one_task(self) -> Iterator[None]:
+        """Have Spark join and group in one task during the block."""
+        conf = self.session.conf
+        before = {name: conf.get(name, None) for name in _ONE_TASK}
+        for name, value in _ONE_TASK.items():
+            conf.set(name, value)
+        try:
+            yield
+        finally:
+            for name, earlier in before.items():
+                if earlier is None:
+                    conf.unset(name)
+                else:
+                    conf.set(name, earlier)
 
     def keep_only(self, versions: Mapping[str, InputVersion]) -> None:
         """Forget the frames of all other versions, and the changed rows."""
