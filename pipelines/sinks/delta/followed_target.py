@@ -58,9 +58,10 @@ class FollowedTarget:
             raise RowsNotReadable(str(exc)) from exc
 
     def _at(self, version: int) -> LiveFiles:
-        if self._files is None or self._files.version > version:
+        if self._files is not None and self._files.version < version:
+            self._files.advance(version)
+        if self._files is None or self._files.version != version:  # commits in between may have been removed
             self._files = LiveFiles.read(self._storage, version)
-        self._files.advance(version)
         return self._files
 
     def _read(self, some: Iterator[_Rows], after: TableVersion, column: str, values: pa.ChunkedArray) -> pa.Table:

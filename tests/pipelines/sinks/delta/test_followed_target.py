@@ -92,6 +92,21 @@ def test_a_version_can_be_read_again_after_a_later_one(tmp_path: Path) -> None:
     assert changed(followed, third, third) == ({}, {})
 
 
+def test_a_target_whose_commits_were_removed_is_read_from_its_checkpoint(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    versions = [lake.apply(put(1, item, 0)) for item in "abcdef"]
+    followed = FollowedTarget(lake.uri)
+    assert changed(followed, versions[0], versions[1]) == ({1: "a"}, {1: "b"})
+    DeltaTable(lake.uri, version=versions[3].version).create_checkpoint()
+    for commit in range(versions[3].version):
+        Path(lake.uri, "_delta_log", f"{commit:020d}.json").unlink()
+
+    assert changed(followed, versions[3], versions[5]) == ({1: "d"}, {1: "f"})
+    with pytest.raises(RowsNotReadable):
+        changed(followed, versions[2], versions[5])
+    assert changed(followed, versions[4], versions[5]) == ({1: "e"}, {1: "f"})
+
+
 def test_rows_with_other_keys_are_left_out(tmp_path: Path) -> None:
     lake = Lake(tmp_path)
     before = lake.apply(put(1, "a", 0), put(2, "a", 0))
