@@ -126,6 +126,7 @@ def test_spark_finds_them_as_well(spark: SparkSession, random: Random) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @given(RANDOMS)
 @examples(1000)
 def test_every_key_with_other_rows_is_affected_in_many_cases(random: Random) -> None:
@@ -135,6 +136,7 @@ def test_every_key_with_other_rows_is_affected_in_many_cases(random: Random) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @given(RANDOMS)
 @examples(200)
 def test_spark_finds_them_in_many_cases(spark: SparkSession, random: Random) -> None:
