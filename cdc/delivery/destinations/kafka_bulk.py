@@ -46,11 +46,8 @@ class BulkSender:
     """Passes events to one producer."""
 
     def __init__(self, producer: Producer, library: Any) -> None:
-        self._producer, self._produce, self._destroy = (
-            producer,
-            library.rd_kafka_produceva,
-            library.rd_kafka_error_destroy,
-        )
+        self._producer = producer  # so that its handle stays valid
+        self._produce, self._destroy = library.rd_kafka_produceva, library.rd_kafka_error_destroy
         self._handle = ctypes.c_void_p.from_address(id(producer) + _HANDLE).value
         self._messages = np.zeros((AT_ONCE, len(_PIECES), _WORDS), np.uint64)
         self._messages[:, :, 0] = _PIECES

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from cdc.target_names import RELATION_COLUMN
 from pipelines.sinks.delta.indexed.deletion_vectors import DamagedVector, rows_of
 from pipelines.sinks.delta.indexed.delta_log import LiveFile, LiveFiles, LogNotReadable
-from pipelines.sinks.delta.indexed.table_storage import TableStorage, storage_of
+from pipelines.sinks.delta.indexed.table_storage import storage_of
 from pipelines.sinks.delta.merge_source import comparable
 from pipelines.sinks.delta.table_version import RowsNotReadable, TableVersion
 
@@ -31,7 +31,7 @@ class FollowedTarget:
     """The live files of one target at the last version that was read; one thread uses it."""
 
     def __init__(self, uri: str) -> None:
-        self._storage: TableStorage = storage_of(uri)
+        self._storage = storage_of(uri)
         self._files: LiveFiles | None = None
 
     def changed_rows(
