@@ -46,7 +46,7 @@ class _Condition:
 
 
 def with_semi_joins(text: SqlText) -> SqlText:
-    """Return the SQL with a join in place of every such condition; each keeps its line, but not its column."""
+    """Return the SQL with a join in place of every such condition; what follows the condition keeps its line."""
     number = 0
     while (found := next(_conditions(text), None)) is not None:
         text = SqlText.parse(text.view, _as_join(text, found, f"_in_{number}"))
@@ -61,7 +61,7 @@ def _as_join(text: SqlText, found: _Condition, alias: str) -> str:
     # Spark converts the types of two sides of IN as for a subquery, and then compares as with =
     join = f"LEFT SEMI JOIN {query} AS {alias}({_VALUE}) ON {value} IN ({alias}.{_VALUE}) "
     before, start, end = tokens[found.where].start, tokens[found.start].start, tokens[found.end - 1].end + 1
-    rest = "\n" * sql.count("\n", start, end)
+    rest = "\n" * (sql.count("\n", start, end) - join.count("\n"))
     return f"{sql[:before]}{join}{sql[before:start]}true{rest}{sql[end:]}"
 
 
