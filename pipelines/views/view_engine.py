@@ -39,14 +39,7 @@ from pipelines.views.affected_rows import KEYS_AT_ONCE, AffectedRows, ChangedInp
 from pipelines.views.changed_rows import all_new, check_key, differences
 from pipelines.views.input_changes import KeysByRelation, changed_keys, cut_of, distinct, usable_inputs
 from pipelines.views.kept_rows import check_time, floor_at, old_rows, without_old
-from pipelines.views.log_of_views import (
-    ComputedFrom,
-    ComputedView,
-    Cut,
-    InputVersion,
-    LogOfViews,
-    ViewCommit,
-)
+from pipelines.views.log_of_views import ComputedFrom, ComputedView, Cut, InputVersion, LogOfViews, ViewCommit
 from pipelines.views.view_columns import view_images, view_keys, view_schema
 from pipelines.views.view_inputs import ViewInputs
 

@@ -35,7 +35,7 @@ LISTED: Final = 500
 _IS_FIRST: Final = "_is_first"
 FEW: Final = 20_000
 """Maximum rows of all inputs that one task joins: to distribute them would take longer."""
-_ONE_TASK: Final = {
+_ONE_TASK: Final[Mapping[str, str]] = {
     "spark.sql.shuffle.partitions": "1",
     "spark.sql.leafNodeDefaultParallelism": "1",
     "spark.sql.autoBroadcastJoinThreshold": "-1",

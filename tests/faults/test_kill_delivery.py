@@ -72,7 +72,7 @@ def places_in_log(pipeline: Pipeline) -> list[Place]:
 
 
 def deliver_and_kill(pipeline: Pipeline, workload: Workload, failpoints: Sequence[str]) -> None:
-    """Run one process per failpoint, which is killed there, and then one that goes on, until the workload has ended."""
+    """Run one process per failpoint, which is killed there, and then one until the workload has ended."""
     pipeline.reader()
     workload.start()
     for failpoint in failpoints:

@@ -6,7 +6,7 @@ converts whole arrays several times faster than Python converts single values.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -118,8 +118,6 @@ def _image(maps: pa.MapArray, schema: TableSchema) -> Image:
         lengths.sum()
     )
     numbers = maps.keys.to_numpy()[entries]
-    if exists.all() and (places := _places_of_each(numbers, ids, count)) is not None:
-        return Image(exists, {number: ImageColumn(maps.items.take(pa.array(entries[at]))) for number, at in places})
     owners = np.repeat(np.arange(count), lengths)
     order = np.argsort(numbers, kind="stable")
     starts = np.searchsorted(numbers[order], ids, side="left")
@@ -136,17 +134,6 @@ def _image(maps: pa.MapArray, schema: TableSchema) -> Image:
         unsent = exists & (source < 0)
         found[number] = ImageColumn(texts, unsent if unsent.any() else None)
     return Image(exists, found)
-
-
-def _places_of_each(numbers: np.ndarray, ids: Sequence[int], count: int) -> list[tuple[int, slice]] | None:
-    """Return id → the entries with this id, if each of `count` images has the same ids in the same order."""
-    width = len(numbers) // count
-    if len(numbers) != width * count:
-        return None
-    first = numbers[:width]
-    if not (numbers.reshape(count, width) == first).all() or not set(ids) <= set(first.tolist()):
-        return None
-    return [(number, slice(int(np.flatnonzero(first == number)[0]), None, width)) for number in ids]
 
 
 def _key(lists: pa.ListArray, width: int) -> tuple[pa.StringArray, ...]:
