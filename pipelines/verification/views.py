@@ -24,8 +24,8 @@ from pipelines.verification.compare_table import TableVerdict, refused
 from pipelines.views.changed_rows import differences
 from pipelines.views.kept_rows import without_old
 from pipelines.views.log_of_views import ComputedFrom, rows_of_view
-from pipelines.views.view_columns import result_rows, view_images, view_keys
-from pipelines.views.view_inputs import ViewInputs
+from pipelines.views.view_columns import view_images, view_keys
+from pipelines.views.view_inputs import InputRemoved, ViewInputs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -68,10 +68,11 @@ def _expected_rows(
     sink = definition.sink_of_view_inputs
     assert sink is not None  # noqa: S101 - the definition was checked
     query, inputs = queries_of(definition.views)[view.name], ViewInputs(spark(), sink)
-    names = inputs.register({topic: computed.inputs[topic] for topic in query.inputs}, "verify")
-    if len(names) < len(query.inputs):
+    try:
+        names = inputs.register({topic: computed.inputs[topic] for topic in query.inputs}, "verify")
+        result = inputs.rows(query.whole(names))
+    except InputRemoved:
         return None
-    result = result_rows(inputs.session.sql(query.whole(names)))
     result = without_old(result, schema, computed.views[view.name].floor)
     return pa.table({"key": view_keys(result, schema), "after": view_images(result, schema)})
 

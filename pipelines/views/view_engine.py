@@ -29,7 +29,7 @@ from pyspark.sql import SparkSession
 
 from cdc.config import DeltaSinkDefinition, rule_of, table_settings
 from cdc.config.views import View
-from cdc.errors import CdcError, Reaction, ViewFailed
+from cdc.errors import CdcError, Reaction, SinkUnavailable, ViewFailed
 from cdc.log.disk_format import CommitSource
 from cdc.log.reader import LogReader
 from cdc.stores.published_record import Published
@@ -41,7 +41,7 @@ from pipelines.views.input_changes import KeysByRelation, changed_keys, cut_of, 
 from pipelines.views.kept_rows import check_time, floor_at, old_rows, without_old
 from pipelines.views.log_of_views import ComputedFrom, ComputedView, Cut, InputVersion, LogOfViews, ViewCommit
 from pipelines.views.view_columns import view_images, view_keys, view_schema
-from pipelines.views.view_inputs import ViewInputs
+from pipelines.views.view_inputs import InputRemoved, ViewInputs
 
 TRY_AGAIN: Final = 60.0
 """Seconds after which a view that failed is computed again, if nothing that it depends on changed before."""
@@ -188,8 +188,7 @@ class ViewEngine:
         if failure is not None and failure.depends_on == depends_on and began < failure.due:
             return None
         try:
-            with commit.view(view.name):
-                found = self._compute_changes(view, step, commit)
+            found = self._computed(view, step, commit)
         except (CdcError, PySparkException) as exc:
             if isinstance(exc, CdcError) and exc.reaction is not Reaction.QUARANTINE:
                 raise
@@ -210,6 +209,23 @@ class ViewEngine:
         if found is not None:
             figures.state, figures.reason = "live", ""
         return found
+
+    def _computed(self, view: View, step: _Step, commit: ViewCommit) -> ComputedView | None:
+        """Do as `_compute_changes`; where old rows of an input were removed, compute the whole view."""
+        try:
+            with commit.view(view.name):
+                return self._compute_changes(view, step, commit)
+        except InputRemoved as exc:
+            log.warning("old rows were removed: the whole view is computed", view=view.name, reason=str(exc))
+        self.refresh(view.name)
+        try:
+            with commit.view(view.name):
+                return self._compute_changes(view, step, commit)
+        except InputRemoved as exc:
+            raise SinkUnavailable(
+                f"what view {view.name!r} reads was removed from sink {self._sink.name!r} meanwhile: {exc}",
+                remedy="nothing: the view is computed again, from a later version",
+            ) from exc
 
     def _compute_changes(self, view: View, step: _Step, commit: ViewCommit) -> ComputedView | None:
         query, figures = self._queries[view.name], self.figures[view.name]

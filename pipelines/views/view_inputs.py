@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import structlog
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import functions as F
 
 from cdc.config import DeltaSinkDefinition, rule_of, table_settings
-from cdc.errors import SinkUnavailable
 from cdc.table import TableSchema
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN, column_name
 from pipelines.sinks.delta.settings import type_policy
@@ -49,7 +47,9 @@ _REMOVED: Final = "FAILED_READ_FILE.FILE_NOT_EXIST"
 OWN_COLUMNS: Final = (POSITION_COLUMN, ORDINAL_COLUMN, RELATION_COLUMN)
 """Columns of a target that views do not see."""
 
-log = structlog.get_logger("views")
+
+class InputRemoved(Exception):
+    """A version of an input, or one of its files, was removed from the sink."""
 
 
 class ViewInputs:
@@ -66,7 +66,7 @@ class ViewInputs:
     def register(self, versions: Mapping[str, InputVersion], side: str) -> dict[str, str]:
         """Create a temporary view of each input; return topic → its name. side: distinguishes the cuts in names.
 
-        An input whose version was removed is left out.
+        Raises InputRemoved.
         """
         self._has_few = False
         names = {}
@@ -74,8 +74,7 @@ class ViewInputs:
             try:
                 frame = self._frame(version)
             except AnalysisException as exc:
-                log.warning("a version of a table was removed", table=topic, version=version.version, reason=str(exc))
-                continue
+                raise InputRemoved(f"version {version.version} of table {topic!r}: {exc}") from exc
             names[topic] = f"input_{side}_{number}"
             frame.createOrReplaceTempView(names[topic])
         return names
@@ -113,21 +112,14 @@ class ViewInputs:
         frame_of(self.session, rows).createOrReplaceTempView(name)
 
     def rows(self, sql: str) -> pa.Table:
-        """Run a query over the temporary views.
-
-        Raises SinkUnavailable if a file of a table was removed after Spark had listed it; it then has to be registered
-        again.
-        """
+        """Run a query over the temporary views. Raises InputRemoved."""
         try:
             return result_rows(self.session.sql(sql))
         except (Py4JJavaError, PySparkException) as exc:
             if _REMOVED not in str(exc):
                 raise
             self._frames.clear()
-            raise SinkUnavailable(
-                f"a file of a table of sink {self._sink.name!r} was removed while a view read it",
-                remedy="nothing: the view is computed again, from a later version",
-            ) from None
+            raise InputRemoved(f"a file of a table of sink {self._sink.name!r}") from None
 
     def both(self, one: str, other: str) -> tuple[pa.Table, pa.Table]:
         """Run two queries with the same columns as one job, and return their rows."""

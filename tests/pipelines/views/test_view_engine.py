@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from cdc import failpoint
@@ -250,6 +251,46 @@ def test_a_computation_that_was_cut_off_is_repeated_once(
         shop.write(("shop.items", "u", ("1", "1", "sku1", "5", "2.50")))
         shop.compute()
         assert shop.rows("shop.v_totals") == expected(shop, TOTALS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("removed", ["files", "versions"])
+@pytest.mark.parametrize("keys_at_once", [1, 100])
+def test_a_view_is_computed_as_a_whole_when_old_rows_of_its_tables_were_removed(
+    tmp_path: Path, spark: SparkSession, removed: str, keys_at_once: int
+) -> None:
+    with opened(tmp_path / "shop", spark, TOTALS, BY_DAY) as shop:
+        filled(shop)
+        shop.compute()
+        shop.write(*(("shop.orders", "u", (str(n), "1", "paid", None)) for n in range(6)))
+        shop.write(*(("shop.items", "u", (str(n), str(n % 5), f"sku{n}", "9", "1.00")) for n in range(12)))
+        record = shop.publish()
+        shop.reopen()
+        shop.engine.keys_at_once = keys_at_once
+        for table in record.tables.values():
+            remove_old(Path(table.target), versions=removed == "versions")
+        assert shop.engine.advance(record, SOURCE)
+        assert {shop.engine.figures[view["name"]].mode for view in (TOTALS, BY_DAY)} == {"whole"}
+        assert len(operations(shop, TOTALS)) == 6
+        for view in (TOTALS, BY_DAY):
+            assert shop.rows(view["name"]) == expected(shop, view)
+        shop.write(("shop.items", "u", ("1", "1", "sku1", "5", "2.50")))
+        shop.compute()
+        assert shop.engine.figures["shop.v_totals"].mode == "incremental"
+
+
+def remove_old(target: Path, *, versions: bool) -> None:
+    """Remove the data files that the latest version of a table does not have, or also the versions before it."""
+    table = DeltaTable(target)
+    live = {Path(uri).name for uri in table.file_uris()}
+    for file in target.glob("*.parquet"):
+        if file.name not in live:
+            file.unlink()
+    if versions:
+        table.create_checkpoint()
+        for file in target.glob("_delta_log/*.json"):
+            if int(file.stem) < table.version():
+                file.unlink()
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from pipelines.views.log_of_views import InputVersion
 from pipelines.views.needed_rows import RowsOfCuts
-from pipelines.views.view_inputs import ViewInputs
+from pipelines.views.view_inputs import InputRemoved, ViewInputs
 from tests.fixtures.one_table_lake import OneTableLake
 
 
@@ -38,12 +38,12 @@ def test_rows_of_each_version_are_read_without_the_columns_of_the_sink(tmp_path:
     inputs = ViewInputs(spark.newSession(), lake.definition)
     before = inputs.register({"shop.orders": InputVersion(target, 1, 1)}, "a")
     after = inputs.register({"shop.orders": InputVersion(target, 2, 1)}, "b")
-    removed = inputs.register({"shop.orders": InputVersion(target, 99, 1)}, "c")
+    with pytest.raises(InputRemoved, match=r"version 99 of table .shop\.orders."):
+        inputs.register({"shop.orders": InputVersion(target, 99, 1)}, "c")
     inputs.register_rows(after["shop.orders"], pa.table({"id": [40, 60]}), "some")
     inputs.register_rows(after["shop.orders"], pa.table({"id": list(range(30, 1_000))}), "others")
 
     assert [row.id for row in inputs.session.table(before["shop.orders"]).collect()] == [20]
     assert not {"_position", "_ordinal"} & {*inputs.session.table(after["shop.orders"]).columns}
     assert [row.id for name in ("some", "others") for row in inputs.session.table(name).collect()] == [40, 40]
-    assert removed == {}
     assert inputs.session.conf.get("spark.sql.session.timeZone") == "UTC"
