@@ -5,7 +5,7 @@ from collections import Counter
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
@@ -89,9 +89,10 @@ def as_written(case: Case) -> str:
 
 
 @given(st.randoms(use_true_random=False))
-@examples(300)
+@examples(100)
 def test_joins_give_the_rows_of_the_conditions(random: Random) -> None:
     case = random_case(random, depth=1)
+    assume("IN (SELECT" in case.sql)
     engine, view = DuckDb(case), ViewQuery.parse("shop.v", case.sql, case.key)
 
     assert Counter(engine.rows(view.whole(tables("before")))) == Counter(engine.rows(as_written(case)))
