@@ -25,7 +25,7 @@ class ViewSummary:
     key: tuple[str, ...]
     sql: str
     state: str
-    """not started | streaming | snapshotting (waits for its tables) | paused | failed."""
+    """not started | streaming | snapshotting (waits for its tables) | catching_up (takes long) | paused | failed."""
     reason: str | None
     """Why the view is not up to date."""
     paused: bool

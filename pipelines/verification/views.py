@@ -23,7 +23,7 @@ from cdc.view_sql.view_query import queries_of
 from pipelines.verification.compare_table import TableVerdict, refused
 from pipelines.views.changed_rows import differences
 from pipelines.views.kept_rows import without_old
-from pipelines.views.log_of_views import ComputedFrom, rows_of_view
+from pipelines.views.log_of_views import ComputedFrom, ComputedView, rows_of_view
 from pipelines.views.view_columns import view_images, view_keys
 from pipelines.views.view_inputs import InputRemoved, ViewInputs
 
@@ -52,9 +52,9 @@ def compare_views(
             yield _refused(view, "absent", "the view was not computed yet")
         elif state is None or schema.state is not TableState.LIVE:
             yield _refused(view, TargetState.FAILED, schema.reason or "the view is not complete")
-        elif state.position != int(log.durable or 0):
+        elif state.position != computed.cut:
             yield _refused(view, TargetState.CATCHING_UP, "its tables changed after it was computed as a whole")
-        elif (expected := _expected_rows(definition, view, schema, computed, spark)) is None:
+        elif (expected := _expected_rows(definition, view, schema, state, spark)) is None:
             reason = "a table has removed the version that the view was computed from"
             yield _refused(view, TargetState.CATCHING_UP, reason)
         else:
@@ -62,18 +62,18 @@ def compare_views(
 
 
 def _expected_rows(
-    definition: Definition, view: View, schema: TableSchema, computed: ComputedFrom, spark: Callable[[], SparkSession]
+    definition: Definition, view: View, schema: TableSchema, state: ComputedView, spark: Callable[[], SparkSession]
 ) -> pa.Table | None:
     """Return the result of the SQL of a view; None if a version of a table that it reads was removed."""
     sink = definition.sink_of_view_inputs
     assert sink is not None  # noqa: S101 - the definition was checked
     query, inputs = queries_of(definition.views)[view.name], ViewInputs(spark(), sink)
     try:
-        names = inputs.register({topic: computed.inputs[topic] for topic in query.inputs}, "verify")
+        names = inputs.register(state.inputs, "verify")
         result = inputs.rows(query.whole(names))
     except InputRemoved:
         return None
-    result = without_old(result, schema, computed.views[view.name].floor)
+    result = without_old(result, schema, state.floor)
     return pa.table({"key": view_keys(result, schema), "after": view_images(result, schema)})
 
 

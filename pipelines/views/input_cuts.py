@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from threading import Condition
 from typing import NamedTuple
 
@@ -17,8 +18,8 @@ class _PinnedCut(NamedTuple):
 class InputCuts:
     """The cuts of one sink that pass to the view engine; the sink's thread offers them, the engine's takes them.
 
-    The engine reads two cuts at a time: the last one that it has computed, and the one that it computes. Both are
-    pinned in the sink. After a restart the earlier one is only as readable as any kept cut of the sink.
+    The engine reads cuts that it has computed, and the one that it computes. All of them are pinned in the sink until
+    `keep` leaves them out. After a restart the earlier ones are only as readable as any kept cut of the sink.
     """
 
     def __init__(self, sink: str) -> None:
@@ -59,8 +60,10 @@ class InputCuts:
             self._taken.append(found)
             return found.record
 
-    def keep_only_last(self) -> None:
-        """Release all cuts that were taken before the last one."""
+    def keep(self, positions: Collection[int]) -> None:
+        """Release all cuts that were taken, except those at the given positions and the last one."""
         with self._changed:
-            self._released += [cut.handle for cut in self._taken[:-1]]
-            del self._taken[:-1]
+            kept = [cut for cut in self._taken[:-1] if cut.record.position in positions] + self._taken[-1:]
+            handles = {cut.handle for cut in kept}
+            self._released += [cut.handle for cut in self._taken if cut.handle not in handles]
+            self._taken = kept

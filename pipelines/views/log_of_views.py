@@ -1,17 +1,20 @@
 """The log of views: a second log of the same format, with the changes of the views, and what they were computed from.
 
-Its only writer is the apply process. A change has the position of the cut of the inputs at which it was computed, so
-the log of views is at most as far as the sink that the views read. All changes of one cut are one commit. The commit
-says which versions of the inputs the views were computed from and which definition of each view was used. So a crash
-at any point repeats the computation of one cut: files without a commit are never read.
+Its only writer is the apply process. One commit has the changes of all views at one cut of the inputs, at the position
+of the cut. A view whose computation takes long is in a later commit. If the source is quiet then, this is another
+commit at the same cut, and its position is directly after that of the last one. No transaction has such a position,
+because the LSNs of commit records are multiples of 8.
+
+A commit says of each view which cut and which versions of the inputs its rows were computed from, and with which
+definition. So a crash at any point repeats computations: files without a commit are never read.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Self
 
 import pyarrow as pa
@@ -51,7 +54,9 @@ class ComputedView:
     fingerprint: str
     """Hash of the definition with which they were computed."""
     position: int
-    """Position of the inputs of which they are the result."""
+    """Position of the cut of which they are the result."""
+    inputs: Mapping[str, InputVersion] = field(default_factory=dict)
+    """Topic → version of each input at this cut."""
     floor: int | None = None
     """Time before which rows were left out, in microseconds since 1970 UTC; None: no row was left out."""
 
@@ -60,26 +65,47 @@ class ComputedView:
 class ComputedFrom:
     """What the views were computed from at the end of the log of views."""
 
-    inputs: Mapping[str, InputVersion] = field(default_factory=dict)
-    """Topic → version of the input."""
+    cut: int = 0
+    """Position of the last cut at which views were computed; single views may be behind it."""
     views: Mapping[str, ComputedView] = field(default_factory=dict)
     """Topic of each view that is complete → how it was computed."""
 
     def to_json(self) -> str:
-        """Return the text that a commit contains."""
-        inputs = {topic: asdict(found) for topic, found in self.inputs.items()}
-        views = {topic: asdict(found) for topic, found in self.views.items()}
-        return json.dumps({"inputs": inputs, "views": views}, sort_keys=True)
+        """Return the text that a commit contains. It has each version of an input once, because many views have it."""
+        versions = list(dict.fromkeys(one for view in self.views.values() for one in view.inputs.values()))
+        number_of = {version: number for number, version in enumerate(versions)}
+        views = {
+            topic: {
+                "fingerprint": view.fingerprint,
+                "position": view.position,
+                "inputs": {topic: number_of[version] for topic, version in view.inputs.items()},
+                "floor": view.floor,
+            }
+            for topic, view in self.views.items()
+        }
+        return json.dumps({"cut": self.cut, "versions": [*map(asdict, versions)], "views": views}, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Parse the result of `to_json`; an empty text gives an empty object."""
+        """Parse the result of `to_json`; an empty text gives an empty object.
+
+        Texts of earlier releases do not say which inputs each view had, so its next computation is a whole one.
+        """
         found = json.loads(text or "{}")
-        inputs = {
-            topic: InputVersion(**{**fields, "parked": tuple(map(tuple, fields["parked"]))})
-            for topic, fields in found.get("inputs", {}).items()
+        versions = [
+            InputVersion(**{**fields, "parked": tuple(map(tuple, fields["parked"]))})
+            for fields in found.get("versions", [])
+        ]
+        views = {
+            topic: ComputedView(
+                fields["fingerprint"],
+                fields["position"],
+                {input_: versions[number] for input_, number in fields.get("inputs", {}).items()},
+                fields["floor"],
+            )
+            for topic, fields in found.get("views", {}).items()
         }
-        return cls(inputs, {topic: ComputedView(**fields) for topic, fields in found.get("views", {}).items()})
+        return cls(found.get("cut", 0), views)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,17 +127,20 @@ class LogOfViews:
         self._reader: LogReader | None = None
         self._versions: tuple[Position | None, list[TableSchema]] = (None, [])
         """Every version of each view, oldest first, and the position at which they were read."""
+        self._computed: tuple[Position | None, ComputedFrom] = (None, ComputedFrom())
 
     @property
     def position(self) -> Position:
-        """The cut up to which the views were computed; 0 if they never were."""
+        """The position of the last commit; 0 if there is none."""
         return self.writer.durable or Position(0)
 
     @property
     def computed_from(self) -> ComputedFrom:
         """What the last commit was computed from."""
-        last = self.writer.last_commit
-        return ComputedFrom.from_json("" if last is None else last.views)
+        if self._computed[0] != self.position:
+            last = self.writer.last_commit
+            self._computed = self.position, ComputedFrom.from_json("" if last is None else last.views)
+        return self._computed[1]
 
     def schemas(self) -> dict[str, TableSchema]:
         """Return topic → latest version of each view that the log knows."""
@@ -121,13 +150,17 @@ class LogOfViews:
         """Return every version of a view, oldest first."""
         return [schema for schema in self._every_version() if schema.topic == topic]
 
-    def state(self, schema: TableSchema) -> pa.Table:
-        """Return the rows of a view at the end of the log, with the columns `key` and `after`."""
-        return rows_of_view(self._current(), schema, self.position)
+    def rows_now(self) -> Callable[[TableSchema], pa.Table]:
+        """Return a function that reads the rows of a view as the last commit has left them, with `key` and `after`.
+
+        Another thread may call it.
+        """
+        root, position = self._root, self.position
+        return lambda schema: rows_of_view(LogReader(root), schema, position)
 
     def begin(self, cut: Cut) -> ViewCommit:
-        """Begin the commit with the changes of the views at a cut, which must be after the last one."""
-        return ViewCommit(self.writer, cut)
+        """Begin the commit with the changes of the views at a cut, which may be the last one again."""
+        return ViewCommit(self.writer, replace(cut, position=Position(max(cut.position, self.position + 1))))
 
     def _every_version(self) -> list[TableSchema]:
         if self._versions[0] != self.position:

@@ -10,6 +10,9 @@ For the range (a, b] of positions, and for each view:
 A view at b is therefore its SQL over the inputs at b. The engine keeps no state: the old rows are computed again. Where
 old inputs are not readable any more, where every row of an input may have changed, and for SQL that does not allow step
 2, the whole view is computed at b and compared with its rows in the log.
+
+A computation that takes longer than PATIENCE continues in its thread while the other views are logged. Its view is then
+behind the last cut, and a further step computes it from its own cut to the last one.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
 
@@ -29,39 +32,41 @@ from pyspark.sql import SparkSession
 
 from cdc.config import DeltaSinkDefinition, rule_of, table_settings
 from cdc.config.views import View
-from cdc.errors import CdcError, Reaction, SinkUnavailable, ViewFailed
+from cdc.errors import CdcError, Reaction, ViewFailed
 from cdc.log.disk_format import CommitSource
 from cdc.log.reader import LogReader
+from cdc.position import Position
 from cdc.stores.published_record import Published
 from cdc.table import TableSchema, TableState
 from cdc.view_sql.view_query import ViewQuery, queries_of
-from pipelines.views.affected_rows import KEYS_AT_ONCE, AffectedRows, ChangedInputs
-from pipelines.views.changed_rows import all_new, check_key, differences
+from pipelines.views.affected_rows import KEYS_AT_ONCE
 from pipelines.views.input_changes import KeysByRelation, changed_keys, cut_of, distinct, usable_inputs
-from pipelines.views.kept_rows import check_time, floor_at, old_rows, without_old
+from pipelines.views.kept_rows import floor_at
 from pipelines.views.log_of_views import ComputedFrom, ComputedView, Cut, InputVersion, LogOfViews, ViewCommit
-from pipelines.views.view_columns import view_images, view_keys, view_schema
-from pipelines.views.view_inputs import InputRemoved, ViewInputs
+from pipelines.views.view_computation import ViewComputation, ViewTask, Work
+from pipelines.views.view_thread import ViewThread
 
 TRY_AGAIN: Final = 60.0
 """Seconds after which a view that failed is computed again, if nothing that it depends on changed before."""
+PATIENCE: Final = 5.0
+"""Seconds for which the changes of other views wait for those of one view."""
 
 log = structlog.get_logger("views")
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One step from cut a to cut b."""
+    """One step to a cut."""
 
     cut: Cut
-    before: ComputedFrom
-    """What the log of views was computed from, at a."""
+    views: Mapping[str, ComputedView]
+    """View → what its rows in the log of views were computed from."""
     inputs: Mapping[str, InputVersion]
-    """Topic → version of each input that is complete at b."""
+    """Topic → version of each input that is complete at the cut."""
     schemas: Mapping[str, TableSchema]
-    """Topic → source table of each input at b."""
-    changes: Mapping[str, pa.Array | None]
-    """Topic of each changed input → keys of its rows that may have changed; None: every row may have."""
+    """Topic → source table of each input at the cut."""
+    changes: dict[int, KeysByRelation] = field(default_factory=dict)
+    """Position of an earlier cut → what changed since then; views that are behind have earlier cuts of their own."""
 
 
 @dataclass(slots=True)
@@ -69,27 +74,13 @@ class ViewFigures:
     """What the engine did for one view in the last step."""
 
     state: str = "waiting"
-    """`live`, `waiting` for its inputs, `paused`, or `failed`."""
+    """`live`, `waiting` for its inputs, `behind` while its computation takes long, `paused`, or `failed`."""
     reason: str = ""
     position: int = 0
     """The position of the inputs of which its rows are the result."""
     changed_rows: int = 0
     """Number of changes that were logged."""
-    input_rows: int = 0
-    """Number of changed rows of its inputs; those of an input of which every row may have changed are not counted."""
-    affected_keys: int = 0
-    mode: str = ""
-    """How it was computed: `incremental` or `whole`; empty if it was not computed."""
-    seconds: float = 0.0
-    keys_left: int = 0
-    """Number of affected keys that a computation in slices has not done yet."""
-    seconds_left: float = 0.0
-    """Estimated time that they take."""
-
-    def begin(self) -> None:
-        """Forget the numbers of the step before."""
-        self.input_rows = self.affected_keys = self.keys_left = 0
-        self.mode, self.seconds, self.seconds_left = "", 0.0, 0.0
+    work: Work = field(default_factory=Work)
 
 
 @dataclass(slots=True)
@@ -101,7 +92,7 @@ class _Failure:
 
 
 class ViewEngine:
-    """The views of one pipeline; one thread calls `advance`."""
+    """The views of one pipeline; one thread calls its methods."""
 
     def __init__(
         self,
@@ -114,20 +105,48 @@ class ViewEngine:
         """sink: the sink whose targets are the inputs. Raises the errors of `queries_of`."""
         self._views, self._sink, self._log, self._change_log = views, sink, log_of_views, change_log
         self._queries = queries_of(views)
-        self._inputs = ViewInputs(session, sink)
+        self._session = session
+        self._idle: list[ViewThread] = [ViewThread(session, sink)]
+        self._running: dict[str, ViewThread] = {}
+        """Views whose computation takes long."""
         self._failures: dict[str, _Failure] = {}
         self._refreshed_at: dict[str, float] = {}
         self._requested: set[str] = set()
         """Views to compute as a whole in the next step, because somebody asked for it."""
         self.paused: frozenset[str] = frozenset()
-        """Views that are not computed. Afterwards each is computed as a whole, and its differences are logged."""
+        """Views that are not computed. Afterwards each gets its differences."""
         self.keys_at_once = KEYS_AT_ONCE
         """Maximum number of affected keys in one slice."""
-        self.on_slice: Callable[[str, ViewFigures], None] = lambda _view, _figures: None
-        """Called after each slice of the affected keys of a view."""
+        self.patience = PATIENCE
+        self.on_slice: Callable[[str, Work], None] = lambda _view, _work: None
+        """Called after each slice of the affected keys of a view, in any thread."""
         self._relations = _numbered([view.name for view in views], log_of_views.schemas())
         self._fingerprints = {view.name: _fingerprint(view, self._queries[view.name], sink) for view in views}
         self.figures = {view.name: ViewFigures() for view in views}
+        self._behind = {view.name for view in views if self._is_behind(view.name)}
+        """Views that have to be computed at the last cut, too."""
+
+    @property
+    def cuts_in_use(self) -> set[int]:
+        """Positions of the cuts that the running computations and the next step read."""
+        computed = self._log.computed_from
+        tasks = [thread.computation.task for thread in self._running.values()]
+        views = [view for name, view in computed.views.items() if name in self._behind]
+        views += [view for task in tasks for view in (task.result, task.earlier) if view is not None]
+        return {computed.cut, *(view.position for view in views)}
+
+    @property
+    def oldest_cut(self) -> Position:
+        """Position of the earliest cut from which a view continues."""
+        computed = self._log.computed_from
+        late = [found.position for name, found in computed.views.items() if name in {*self._behind, *self._running}]
+        return Position(min([computed.cut, *late]))
+
+    def is_due(self, record: Published) -> bool:
+        """Return whether `advance` has something to do at a published cut."""
+        last = self._log.computed_from.cut
+        has_result = any(thread.has_ended() for thread in self._running.values())
+        return record.position > last or (record.position == last and (has_result or bool(self._behind)))
 
     def refresh(self, name: str) -> None:
         """Compute a view as a whole in the next step."""
@@ -135,29 +154,42 @@ class ViewEngine:
         self._failures.pop(name, None)
 
     def advance(self, record: Published, source: CommitSource) -> bool:
-        """Compute the views at a published cut of the inputs; return False if they already are at or after it.
+        """Compute the views at a published cut of the inputs, the last one or a later one; return False if none is due.
 
         source: the source server of the change log.
         """
-        cut = cut_of(record)
-        if cut.position <= self._log.position:
+        if not self.is_due(record):
             return False
+        cut = cut_of(record)
         step = self._step(record, cut)
         commit, computed = self._log.begin(cut), dict[str, ComputedView]()
         for view in self._views:
             found = self._compute(view, step, commit)
             if found is not None:
                 computed[view.name] = found
-        commit.commit(source, ComputedFrom(step.inputs, computed))
-        self._inputs.keep_only(step.inputs)
+        commit.commit(source, ComputedFrom(int(cut.position), computed))
+        for thread in self._idle:
+            thread.inputs.keep_only(step.inputs)
         for view in self._views:
             figures = self.figures[view.name]
             figures.position = computed[view.name].position if view.name in computed else figures.position
             figures.changed_rows = commit.rows.get(view.name, 0)
         return True
 
+    def close(self) -> None:
+        """Stop all computations."""
+        for thread in (*self._running.values(), *self._idle):
+            thread.close()
+
+    def _is_behind(self, name: str) -> bool:
+        """Return whether a view was not computed at the last cut, although nobody has to wait for that."""
+        computed = self._log.computed_from
+        found = computed.views.get(name)
+        if found is None or found.fingerprint != self._fingerprints[name]:
+            return True
+        return found.position < computed.cut and self._queries[name].only_refresh is None
+
     def _step(self, record: Published, cut: Cut) -> _Step:
-        before = self._log.computed_from
         wanted = {topic for query in self._queries.values() for topic in query.inputs}
         inputs = usable_inputs(record, wanted)
         schemas = {
@@ -166,36 +198,29 @@ class ViewEngine:
             if table.topic in inputs and table.schema is not None
         }
         self._change_log.refresh()
-        by_relation = changed_keys(
-            self._change_log, self._log.position, cut.position, [found.relation for found in inputs.values()]
-        )
-        changes = {
-            topic: found
-            for topic, version in inputs.items()
-            if (found := _changes_of(version, before.inputs.get(topic), by_relation)) is None or len(found)
-        }
-        return _Step(cut, before, inputs, schemas, changes)
+        return _Step(cut, self._log.computed_from.views, inputs, schemas)
 
     def _compute(self, view: View, step: _Step, commit: ViewCommit) -> ComputedView | None:
-        """Add the changes of one view to the commit, and return how they were computed; None if they could not be."""
-        figures, began = self.figures[view.name], time.monotonic()
-        figures.begin()
+        """Add the changes of one view to the commit, and return how its rows were computed; None if they cannot be."""
+        figures, began, earlier = self.figures[view.name], time.monotonic(), step.views.get(view.name)
+        figures.work = Work()
+        self._behind.discard(view.name)
         if view.name in self.paused:
+            self._stop(view.name)
             figures.state, figures.reason = "paused", f"paused: run 'cdc views resume {view.name}'"
-            return step.before.views.get(view.name)
+            return earlier
         depends_on = (tuple(step.inputs), tuple(step.schemas.values()))
         failure = self._failures.get(view.name)
         if failure is not None and failure.depends_on == depends_on and began < failure.due:
             return None
         try:
-            found = self._computed(view, step, commit)
+            found = self._add_changes(view, step, commit)
         except (CdcError, PySparkException) as exc:
             if isinstance(exc, CdcError) and exc.reaction is not Reaction.QUARANTINE:
                 raise
             error = exc if isinstance(exc, CdcError) else _error_of(view, exc)
             self._failures[view.name] = _Failure(depends_on, began + TRY_AGAIN)
             figures.state, figures.reason = "failed", f"{error.code} {error.message}"
-            figures.keys_left, figures.seconds_left = 0, 0.0
             log.exception(
                 "a view stopped; the other views continue",
                 view=view.name,
@@ -205,117 +230,103 @@ class ViewEngine:
             self._mark(view, commit, TableState.NEEDS_RESYNC, figures.reason)
             return None
         self._failures.pop(view.name, None)
-        figures.seconds = time.monotonic() - began if figures.mode else 0.0
-        if found is not None:
-            figures.state, figures.reason = "live", ""
         return found
 
-    def _computed(self, view: View, step: _Step, commit: ViewCommit) -> ComputedView | None:
-        """Do as `_compute_changes`; where old rows of an input were removed, compute the whole view."""
-        try:
-            with commit.view(view.name):
-                return self._compute_changes(view, step, commit)
-        except InputRemoved as exc:
-            log.warning("old rows were removed: the whole view is computed", view=view.name, reason=str(exc))
-        self.refresh(view.name)
-        try:
-            with commit.view(view.name):
-                return self._compute_changes(view, step, commit)
-        except InputRemoved as exc:
-            raise SinkUnavailable(
-                f"what view {view.name!r} reads was removed from sink {self._sink.name!r} meanwhile: {exc}",
-                remedy="nothing: the view is computed again, from a later version",
-            ) from exc
-
-    def _compute_changes(self, view: View, step: _Step, commit: ViewCommit) -> ComputedView | None:
-        query, figures = self._queries[view.name], self.figures[view.name]
+    def _add_changes(self, view: View, step: _Step, commit: ViewCommit) -> ComputedView | None:
+        """Compute a view, as long as the others can wait for it, or take the result of a long computation."""
+        query, figures, earlier = self._queries[view.name], self.figures[view.name], step.views.get(view.name)
         missing = sorted(set(query.inputs) - set(step.inputs))
         if missing:
+            self._stop(view.name)
             figures.state, figures.reason = "waiting", f"{missing[0]} is not complete in sink {self._sink.name!r}"
             self._mark(view, commit, TableState.SNAPSHOTTING, figures.reason)
             return None
-        known, fingerprint = self._log.schemas().get(view.name), self._fingerprints[view.name]
-        earlier = step.before.views.get(view.name)
-        if known is None or earlier is None or earlier.fingerprint != fingerprint:
-            now = ComputedView(fingerprint, int(step.cut.position), floor_at(step.cut, view.keep, None))
-            self._add_all(view, None, step, commit, now.floor)
-            return now
-        now = ComputedView(fingerprint, int(step.cut.position), floor_at(step.cut, view.keep, earlier.floor))
-        is_exact = earlier.position == int(self._log.position)
-        changed = set(query.inputs) & set(step.changes)
-        is_requested = view.name in self._requested
-        if is_exact and not changed and not is_requested:
-            self._delete_old(known, earlier.floor, now.floor, commit)
-            return now
-        if query.only_refresh is not None and not is_requested and not self._is_due(view):
+        thread, patience = self._running.pop(view.name, None), 0.0
+        if thread is None:
+            task = self._task(view, step)
+            if task is None:
+                figures.state, figures.reason = "live", ""
+                return earlier
+            thread, patience = self._start(task), self.patience
+        if not thread.has_ended(patience):
+            self._running[view.name] = thread
+            left = thread.computation.work
+            figures.work = Work(keys_left=left.keys_left, seconds_left=left.seconds_left)
+            figures.state, figures.reason = "behind", "its computation takes long; the other views continue"
             return earlier
-        is_small = all(step.changes[topic] is not None for topic in changed)
-        has_old = set(query.inputs) <= set(step.before.inputs)
-        if query.only_refresh is None and is_exact and is_small and has_old and not is_requested:
-            self._delete_old(known, earlier.floor, now.floor, commit)
-            self._add_affected(view, known, step, commit, now.floor)
-        else:
-            self._add_all(view, known, step, commit, now.floor)
-        return now
+        self._idle.append(thread)
+        computation = thread.result()
+        with commit.view(view.name):
+            found = computation.add_to(commit)
+        figures.work, figures.state, figures.reason = computation.work, "live", ""
+        if computation.task.changes is None:
+            self._refreshed_at[view.name] = time.monotonic()
+        if found.position < step.cut.position:
+            figures.state, figures.reason = "behind", "changes of its tables during a long computation follow"
+            self._behind.add(view.name)
+        return found
 
-    def _add_all(
-        self, view: View, known: TableSchema | None, step: _Step, commit: ViewCommit, floor: int | None
-    ) -> None:
-        """Compute the whole view, and add its differences to the rows in the log, or a new version with all rows.
-
-        known: the version of the rows in the log; None if they cannot be used. floor: time before which rows are old.
-        """
-        query = self._queries[view.name]
-        self.figures[view.name].mode = "whole"
-        names = self._inputs.register({topic: step.inputs[topic] for topic in query.inputs}, "b")
-        result = self._inputs.rows(query.whole(names))
-        schema = self._new_version(view, result.schema)
-        rows = _rows(result, schema, floor)
-        if schema == known:
-            commit.add_rows(schema, differences(self._log.state(schema), rows))
-        else:
-            commit.add_version(schema)
-            commit.add_rows(schema, all_new(rows))
-            commit.end_build(schema)
-        self._refreshed_at[view.name] = time.monotonic()
+    def _task(self, view: View, step: _Step) -> ViewTask | None:
+        """Return what to compute of a view; None if it is at the cut, or is only refreshed and that is not due."""
+        query, fingerprint = self._queries[view.name], self._fingerprints[view.name]
+        versions, earlier = self._log.versions(view.name), step.views.get(view.name)
+        known = versions[-1] if versions else None
+        if known is None or earlier is None or earlier.fingerprint != fingerprint:
+            known = earlier = None
+        elif earlier.position == step.cut.position and view.name not in self._requested:
+            return None
+        floor = floor_at(step.cut, view.keep, None if earlier is None else earlier.floor)
+        inputs = {topic: step.inputs[topic] for topic in query.inputs}
+        result = ComputedView(fingerprint, int(step.cut.position), inputs, floor)
+        changes: Mapping[str, pa.Array] | None = None
+        if earlier is not None and view.name not in self._requested:
+            found = self._changes(earlier, result, step)
+            if query.only_refresh is not None and found != {} and not self._is_due_for_refresh(view):
+                return None
+            if query.only_refresh is None or not found:
+                changes = found
         self._requested.discard(view.name)
-
-    def _delete_old(self, known: TableSchema, before: int | None, floor: int | None, commit: ViewCommit) -> None:
-        """Delete the rows in the log that became old because the floor moved."""
-        if floor is not None and floor != before:
-            state = self._log.state(known)
-            commit.add_rows(known, differences(old_rows(state, known, floor), state.slice(0, 0)))
-
-    def _add_affected(self, view: View, known: TableSchema, step: _Step, commit: ViewCommit, floor: int | None) -> None:
-        """Compute the rows of the affected keys at both cuts, and add their differences."""
-        query, figures, began = self._queries[view.name], self.figures[view.name], time.monotonic()
-        figures.mode = "incremental"
-        changed = ChangedInputs(
-            {topic: step.before.inputs[topic] for topic in query.inputs},
-            {topic: step.inputs[topic] for topic in query.inputs},
-            {
-                topic: self._inputs.typed_keys(keys, step.schemas[topic])
-                for topic, keys in step.changes.items()
-                if topic in query.inputs and keys is not None
-            },
+        return ViewTask(
+            view=view,
+            query=query,
+            relation=self._relations[view.name],
+            versions=versions,
+            known=known,
+            earlier=earlier,
+            result=result,
+            schemas=step.schemas,
+            changes=changes,
+            keys_at_once=self.keys_at_once,
+            rows_in_log=self._log.rows_now(),
+            on_slice=self.on_slice,
         )
-        figures.input_rows = sum(keys.num_rows for keys in changed.keys.values())
-        affected = AffectedRows(query, self._inputs, changed, self.keys_at_once)
-        for number, (old, new) in enumerate(affected.pairs(), 1):
-            if self._new_version(view, new.schema) != known:
-                raise ViewFailed(f"the columns of view {view.name!r} changed with those of its tables")
-            commit.add_rows(known, differences(_rows(old, known, floor), _rows(new, known, floor)))
-            figures.affected_keys = min(number * self.keys_at_once, affected.number)
-            figures.keys_left = affected.number - figures.affected_keys
-            figures.seconds_left = (time.monotonic() - began) / figures.affected_keys * figures.keys_left
-            self.on_slice(view.name, figures)
 
-    def _new_version(self, view: View, fields: pa.Schema) -> TableSchema:
-        earlier = self._log.versions(view.name)
-        schema = view_schema(self._relations[view.name], view.name, view.key, fields, earlier)
-        if view.keep is not None:
-            check_time(schema)
-        return schema
+    def _changes(self, earlier: ComputedView, result: ComputedView, step: _Step) -> Mapping[str, pa.Array] | None:
+        """Return topic of each changed input → keys of its rows that may have changed; None if all of one may have."""
+        if earlier.position not in step.changes:
+            relations = [version.relation for version in step.inputs.values()]
+            step.changes[earlier.position] = changed_keys(
+                self._change_log, Position(earlier.position), step.cut.position, relations
+            )
+        changes = {}
+        for topic, version in result.inputs.items():
+            found = _changes_of(version, earlier.inputs.get(topic), step.changes[earlier.position])
+            if found is None:
+                return None
+            if len(found):
+                changes[topic] = found
+        return changes
+
+    def _start(self, task: ViewTask) -> ViewThread:
+        thread = self._idle.pop() if self._idle else ViewThread(self._session.newSession(), self._sink)
+        thread.start(ViewComputation(task))
+        return thread
+
+    def _stop(self, name: str) -> None:
+        """Stop the long computation of a view, if there is one."""
+        thread = self._running.pop(name, None)
+        if thread is not None:
+            thread.close()
 
     def _mark(self, view: View, commit: ViewCommit, state: TableState, reason: str) -> None:
         """Add a version of a view in another state, if the log has the view in a different one."""
@@ -323,7 +334,7 @@ class ViewEngine:
         if known is not None and (known.state, known.reason) != (state, reason):
             commit.add_version(known.flagged(state, reason))
 
-    def _is_due(self, view: View) -> bool:
+    def _is_due_for_refresh(self, view: View) -> bool:
         last = self._refreshed_at.get(view.name)
         return last is None or time.monotonic() - last >= view.refresh.every
 
@@ -349,14 +360,6 @@ def _changes_of(version: InputVersion, before: InputVersion | None, changes: Key
     if found is None or not parked:
         return found
     return distinct(pa.concat_arrays([found, pa.array(sorted(map(list, parked)), found.type)]))
-
-
-def _rows(result: pa.Table, schema: TableSchema, floor: int | None) -> pa.Table:
-    """Return the rows of a view that are not old, as keys and images; raise ViewKeyNotUnique if two have one key."""
-    result = without_old(result, schema, floor)
-    rows = pa.table({"key": view_keys(result, schema), "after": view_images(result, schema)})
-    check_key(rows, schema)
-    return rows
 
 
 def _error_of(view: View, exc: PySparkException) -> CdcError:

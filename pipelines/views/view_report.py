@@ -10,6 +10,7 @@ from cdc import metrics
 from cdc.errors import CdcError
 from cdc.stores.published_record import Published, TableRecord, TargetState
 from pipelines.runtime.sink_status_reporter import SinkFigures
+from pipelines.views.view_computation import Work
 from pipelines.views.view_engine import ViewFigures
 
 PAUSED: Final = "paused"
@@ -17,6 +18,7 @@ PAUSED: Final = "paused"
 _STATES: Final[Mapping[str, str]] = {
     "live": TargetState.STREAMING,
     "waiting": TargetState.SNAPSHOTTING,
+    "behind": TargetState.CATCHING_UP,
     "paused": PAUSED,
     "failed": TargetState.FAILED,
 }
@@ -45,23 +47,23 @@ class ViewReport:
         self._figures.record_published(at_cut, lag=lag, rows=rows)
         for topic, found in views.items():
             self._add(topic, found)
-            self.slice_done(topic, found)
+            self.slice_done(topic, found.work)
 
-    def slice_done(self, view: str, found: ViewFigures) -> None:
-        """Report how far the computation of a view is."""
+    def slice_done(self, view: str, work: Work) -> None:
+        """Report how far the computation of a view is; any thread may call it."""
         labels = self._pipeline, view
-        self._process.set(metrics.VIEW_KEYS_LEFT, found.keys_left, *labels)
-        self._process.set(metrics.VIEW_SECONDS_LEFT, found.seconds_left, *labels)
+        self._process.set(metrics.VIEW_KEYS_LEFT, work.keys_left, *labels)
+        self._process.set(metrics.VIEW_SECONDS_LEFT, work.seconds_left, *labels)
 
     def failed(self, error: CdcError) -> None:
         """Report an error that is not that of one view."""
         self._figures.record_failure(error)
 
     def _add(self, view: str, found: ViewFigures) -> None:
-        labels = self._pipeline, view
+        labels, work = (self._pipeline, view), found.work
         self._process.add(metrics.VIEW_CHANGES, found.changed_rows, *labels)
-        if found.mode:
-            self._process.add(metrics.VIEW_INPUT_ROWS, found.input_rows, *labels)
-            self._process.add(metrics.VIEW_AFFECTED_KEYS, found.affected_keys, *labels)
-            self._process.add(metrics.VIEW_COMPUTATIONS, 1, *labels, found.mode)
-            self._process.add(metrics.VIEW_SECONDS, found.seconds, *labels, found.mode)
+        if work.mode:
+            self._process.add(metrics.VIEW_INPUT_ROWS, work.input_rows, *labels)
+            self._process.add(metrics.VIEW_AFFECTED_KEYS, work.affected_keys, *labels)
+            self._process.add(metrics.VIEW_COMPUTATIONS, 1, *labels, work.mode)
+            self._process.add(metrics.VIEW_SECONDS, work.seconds, *labels, work.mode)

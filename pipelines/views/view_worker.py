@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from threading import Event, Thread
@@ -93,6 +93,11 @@ class ViewWorker(Thread):
         views = open_log_of_views(definition, change_log)
         engine = ViewEngine(definition.views, sink, views, change_log, self._services.session().newSession())
         engine.on_slice = self._services.report.slice_done
+        with closing(engine):
+            self._follow_cuts(engine, views, change_log)
+
+    def _follow_cuts(self, engine: ViewEngine, views: LogOfViews, change_log: LogReader) -> None:
+        definition, last = self._definition, None
         registration = ConsumerRegistration(definition.log.root, _consumer_uuid(change_log.log_id), NAME_OF_VIEWS)
         with RetentionWorker(definition.log.of_views, retention_of(definition), self._is_upkeep_due.set) as upkeep:
             asked_at = 0.0
@@ -100,15 +105,14 @@ class ViewWorker(Thread):
                 if time.monotonic() - asked_at >= ASK_EVERY:
                     self._follow_requests(engine)
                     asked_at = time.monotonic()
-                registration.report(views.position, change_log.pinned_version(views.position))
-                record = self._cuts.take(CUT_POLL)
-                last = change_log.last_commit
-                if record is not None and last is not None and record.position > views.position:
-                    self._services.report.start(record)
-                    engine.advance(record, last.commit_source)
-                    self._services.report.computed(record, engine.figures)
-                if record is not None:
-                    self._cuts.keep_only_last()
+                oldest, source = engine.oldest_cut, change_log.last_commit
+                registration.report(oldest, change_log.pinned_version(oldest))
+                last = self._cuts.take(CUT_POLL) or last
+                if last is not None and source is not None and engine.is_due(last):
+                    self._services.report.start(last)
+                    engine.advance(last, source.commit_source)
+                    self._services.report.computed(last, engine.figures)
+                self._cuts.keep(engine.cuts_in_use)
                 if self._is_upkeep_due.is_set():
                     self._is_upkeep_due.clear()
                     upkeep.commit_prepared(views.writer)

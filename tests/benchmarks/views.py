@@ -39,6 +39,8 @@ from tests.benchmarks.snapshot import SETTINGS
 from tests.log.rows import IDENTITY, LIMITS, info, row, schema_of, table
 from tests.pipelines.views.view_pipeline import SOURCE
 
+_LONGEST: Final = 3_600.0
+"""Seconds that a computation may take."""
 PARTS: Final = ("fresh", "engine")
 ROWS, QUICK_ROWS = 10_000_000, 1_000_000
 """Rows of the larger table of items; the smaller one has a tenth."""
@@ -242,7 +244,9 @@ class _Tables:
         change_log, sink = LogReader(self.definition.log.root), self.definition.sink_of_view_inputs
         assert sink is not None
         views = open_log_of_views(self.definition, change_log)
-        return ViewEngine(self.definition.views, sink, views, change_log, self._spark.newSession())
+        made = ViewEngine(self.definition.views, sink, views, change_log, self._spark.newSession())
+        made.patience = _LONGEST
+        return made
 
     def whole(self, version: int) -> str:
         """The SQL of the view over the tables of a version."""
@@ -314,7 +318,7 @@ def _measure_engine(folder: Path, items: int, figures: dict[str, Figure]) -> Non
 
 def _step_seconds(engine: ViewEngine, record: Published) -> float:
     seconds, figure = _seconds(lambda: engine.advance(record, SOURCE)), engine.figures["shop.v_documents"]
-    if figure.state != "live" or not figure.changed_rows or not figure.affected_keys:
+    if figure.state != "live" or not figure.changed_rows or not figure.work.affected_keys:
         raise RuntimeError(f"the view was not computed from changes: {figure}")
     return seconds
 

@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 from cdc.view_sql.view_query import ViewQuery
 from pipelines.views.affected_rows import AffectedRows, ChangedInputs
 from pipelines.views.input_changes import changed_keys, usable_inputs
+from pipelines.views.view_inputs import ViewInputs
 from tests.pipelines.views.shop_tables import TABLES
 from tests.pipelines.views.test_view_engine import TOTALS, change, filled, opened
 from tests.pipelines.views.view_pipeline import ViewPipeline
@@ -19,9 +20,13 @@ from tests.pipelines.views.view_pipeline import ViewPipeline
 pytestmark = [pytest.mark.usefixtures("with_delta"), pytest.mark.slow]
 
 
+def inputs_of(shop: ViewPipeline) -> ViewInputs:
+    return shop.engine._idle[0].inputs
+
+
 def pairs(shop: ViewPipeline, changed: ChangedInputs, *, few: bool) -> list[set[str]]:
     query = ViewQuery.parse(TOTALS["name"], TOTALS["sql"], TOTALS["key"])
-    rows = AffectedRows(query, shop.engine._inputs, changed)
+    rows = AffectedRows(query, inputs_of(shop), changed)
     assert rows._few is not None
     assert rows._few.needed().affected_keys(query.key) is not None
     if not few:
@@ -49,7 +54,7 @@ def test_both_ways_give_the_same_rows(tmp_path: Path, spark: SparkSession, seed:
         relations = {schema.relation: schema for schema in TABLES.values()}
         keys = changed_keys(shop.engine._change_log, position, shop._loop.position, relations)
         typed = {
-            relations[relation].topic: shop.engine._inputs.typed_keys(found, relations[relation])
+            relations[relation].topic: inputs_of(shop).typed_keys(found, relations[relation])
             for relation, found in keys.items()
             if isinstance(found, pa.Array)
         }

@@ -44,10 +44,23 @@ def test_a_cut_is_pinned_until_a_later_one_was_computed(tmp_path: Path) -> None:
         cuts.offer(lake.sink, record)
         assert cuts.take(1) == record
         assert lake.pinned == upto // 20 - 1
-        cuts.keep_only_last()
+        cuts.keep(set())
         assert cuts.take(0) is None
     cuts.offer(lake.sink, record)
     assert lake.pinned == 1
+
+
+def test_a_cut_stays_pinned_while_it_is_in_use(tmp_path: Path) -> None:
+    lake, cuts = PinnedLake(tmp_path), InputCuts("lake")
+    for upto, in_use, pinned in ((20, set(), 1), (40, {20}, 2), (60, {20}, 3), (80, {60}, 3), (100, set(), 3)):
+        cuts.take(0)
+        cuts.offer(lake.sink, lake.publish(upto))
+        assert cuts.take(1) is not None
+        assert lake.pinned == pinned
+        cuts.keep(in_use)
+    cuts.take(0)
+    cuts.offer(lake.sink, lake.publish(120))
+    assert lake.pinned == 2
 
 
 def test_who_waits_gets_the_next_cut(tmp_path: Path) -> None:

@@ -28,8 +28,13 @@ from tests.pipelines.views.view_pipeline import SOURCE
 
 VIEW = schema_of(1, "note")
 OTHER = replace(schema_of(2, "text"), name="other")
+A, B = InputVersion("/lake/a", 3, 7, (("1",),)), InputVersion("/lake/b", 4, 8)
 COMPUTED = ComputedFrom(
-    {"shop.a": InputVersion("/lake/a", 3, 7, (("1",),))}, {VIEW.topic: ComputedView("fingerprint", 20)}
+    20,
+    {
+        VIEW.topic: ComputedView("fingerprint", 20, {"shop.a": A, "shop.b": B}, 5),
+        OTHER.topic: ComputedView("other", 10, {"shop.b": B}),
+    },
 )
 
 
@@ -48,7 +53,7 @@ def build(log: LogOfViews, position: int, *notes: str, schema: TableSchema = VIE
 
 
 def notes(log: LogOfViews) -> list[str]:
-    return sorted(dict(row["after"])[2] for row in log.state(VIEW).to_pylist())
+    return sorted(dict(row["after"])[2] for row in log.rows_now()(VIEW).to_pylist())
 
 
 def add_half(commit: ViewCommit, schema: TableSchema) -> None:
@@ -80,7 +85,7 @@ def test_differences_follow_and_another_build_replaces_all_rows(log: LogOfViews)
     build(log, 20, "a", "b", "c")
     commit = log.begin(Cut(Position(40), 2_000))
     with commit.view(VIEW.topic):
-        commit.add_rows(VIEW, differences(log.state(VIEW), rows("a", "x")))
+        commit.add_rows(VIEW, differences(log.rows_now()(VIEW), rows("a", "x")))
     commit.commit(SOURCE, COMPUTED)
     assert (notes(log), commit.rows) == (["a", "x"], {VIEW.topic: 2})
 
@@ -112,10 +117,30 @@ def test_a_view_that_fails_leaves_nothing_in_the_commit(log: LogOfViews, tmp_pat
     assert len(list((tmp_path / "log").glob("changes/segment=*/*.parquet"))) == len(reader.every_file())
 
 
-def test_nothing_is_committed_twice_or_after_another_writer(log: LogOfViews, tmp_path: Path) -> None:
+def test_another_commit_at_the_last_cut_has_the_next_position(log: LogOfViews) -> None:
     build(log, 20, "a")
-    with pytest.raises(LogFenced):
-        build(log, 20, "a")
+    build(log, 20, "b")
+    assert (log.position, log.computed_from.cut, notes(log)) == (21, 20, ["b"])
+
+    build(log, 40, "c")
+    assert (log.position, notes(log)) == (40, ["c"])
+    assert rows_of_view(LogReader(log._root), VIEW, Position(20)).num_rows == 1
+
+
+def test_rows_are_those_of_the_commit_after_which_they_were_asked_for(log: LogOfViews) -> None:
+    build(log, 20, "a")
+    rows_now = log.rows_now()
+    build(log, 40, "b", "c")
+    assert rows_now(VIEW).num_rows == 1
+
+
+def test_what_an_earlier_release_wrote_says_which_rows_there_are() -> None:
+    text = '{"inputs": {}, "views": {"shop.v": {"fingerprint": "f", "floor": null, "position": 20}}}'
+    assert ComputedFrom.from_json(text) == ComputedFrom(0, {"shop.v": ComputedView("f", 20)})
+
+
+def test_nothing_is_committed_after_another_writer(log: LogOfViews, tmp_path: Path) -> None:
+    build(log, 20, "a")
     build(LogOfViews(tmp_path / "log", IDENTITY, LIMITS), 40, "b")
     with pytest.raises(LogFenced):
         build(log, 60, "c")

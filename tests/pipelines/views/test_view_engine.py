@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 from typing import Any, Final
 
 import pytest
@@ -13,7 +14,9 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from cdc import failpoint
+from cdc.stores.published_record import Published
 from cdc.table import TableState
+from tests.fixtures.waiting import PATIENCE, until
 from tests.pipelines.views.shop_tables import ITEMS, ORDERS, TABLES
 from tests.pipelines.views.view_pipeline import SOURCE, Values, ViewPipeline
 
@@ -96,13 +99,14 @@ def test_a_view_is_built_and_then_follows_the_changes_of_all_its_tables(tmp_path
         shop.compute()
         assert operations(shop, TOTALS) == [("u", "1"), ("u", "3"), ("u", "5")]
         figures = shop.engine.figures["shop.v_totals"]
-        assert (figures.mode, figures.input_rows, figures.affected_keys, figures.changed_rows) == (
+        work = figures.work
+        assert (work.mode, work.input_rows, work.affected_keys, figures.changed_rows) == (
             "incremental",
             1,
             3,
             3,
         )
-        assert figures.seconds > 0
+        assert work.seconds > 0
         assert operations(shop, BY_DAY) == []
         shop.write(("shop.items", "u", ("2", "4", "sku2", "3", "2.50")), ("shop.orders", "d", ("3",)))
         shop.compute()
@@ -135,7 +139,7 @@ def test_a_change_that_no_row_shows_is_not_logged(tmp_path: Path, spark: SparkSe
         shop.write(("shop.orders", "u", ("1", "2", "new", "2026-03-01")))
         shop.compute()
         assert operations(shop, TOTALS) == []
-        assert shop.engine.figures["shop.v_totals"].affected_keys == 1
+        assert shop.engine.figures["shop.v_totals"].work.affected_keys == 1
 
 
 @pytest.mark.slow
@@ -145,12 +149,113 @@ def test_many_keys_are_computed_in_slices(tmp_path: Path, spark: SparkSession) -
         shop.compute()
         slices: list[tuple[int, int]] = []
         shop.engine.keys_at_once = 2
-        shop.engine.on_slice = lambda _, figures: slices.append((figures.affected_keys, figures.keys_left))
+        shop.engine.on_slice = lambda _, work: slices.append((work.affected_keys, work.keys_left))
         shop.write(("shop.customers", "u", ("1", "A")), ("shop.customers", "u", ("2", "B")))
         shop.compute()
         assert slices == [(2, 4), (4, 2), (6, 0)]
         assert len(operations(shop, TOTALS)) == 6
         assert shop.rows("shop.v_totals") == expected(shop, TOTALS)
+
+
+def caught_up(shop: ViewPipeline, record: Published, *views: dict[str, Any]) -> None:
+    """Compute at a cut until the views are there, without another change."""
+    while any(shop.engine.figures[view["name"]].position < record.position for view in views):
+        until(lambda: shop.engine.is_due(record), "a computation that has ended", every=0.01)
+        assert shop.engine.advance(record, SOURCE)
+        assert shop.engine.cuts_in_use >= {record.position}
+    for view in views:
+        assert shop.rows(view["name"]) == expected(shop, view)
+
+
+def test_other_views_go_on_while_the_computation_of_one_takes_long(tmp_path: Path, spark: SparkSession) -> None:
+    with opened(tmp_path / "shop", spark, TOTALS, BY_DAY) as shop:
+        filled(shop)
+        shop.compute()
+        before, began = shop.rows("shop.v_totals"), shop.engine.oldest_cut
+        goes_on = Event()
+        shop.engine.keys_at_once, shop.engine.patience = 2, 0.0
+        shop.engine.on_slice = lambda view, _: view == "shop.v_totals" and goes_on.wait(PATIENCE)  # type: ignore[assignment, return-value]
+        shop.write(("shop.customers", "u", ("1", "A")), ("shop.customers", "u", ("2", "B")))
+        shop.engine.advance(shop.publish(), SOURCE)
+        for quantity in ("30", "40"):
+            shop.write(("shop.items", "u", ("1", "1", "sku1", quantity, "2.50")), ("shop.orders", "d", (quantity[0],)))
+            record = shop.publish()
+            shop.engine.advance(record, SOURCE)
+            caught_up(shop, record, BY_DAY)
+            assert shop.rows("shop.v_totals") == before
+        figures = shop.engine.figures["shop.v_totals"]
+        assert (figures.state, figures.work.mode) == ("behind", "")
+        assert shop.engine.oldest_cut == figures.position == began < shop.views.computed_from.cut
+        assert began in shop.engine.cuts_in_use
+
+        goes_on.set()
+        caught_up(shop, record, BY_DAY, TOTALS)
+        assert shop.views.computed_from.cut == record.position < shop.views.position < record.position + 8
+        assert {figures.state for figures in shop.engine.figures.values()} == {"live"}
+        assert shop.engine.cuts_in_use == {record.position}
+
+
+@pytest.mark.slow
+def test_a_long_first_build_is_behind_other_views_and_then_follows(tmp_path: Path, spark: SparkSession) -> None:
+    with opened(tmp_path / "shop", spark, BY_DAY) as shop:
+        filled(shop)
+        shop.compute()
+        shop.reopen(shop.define([BY_DAY, TOTALS]))
+        shop.engine.patience = 0.0
+        shop.engine.advance(record := shop.publish(), SOURCE)  # a new view needs no further change
+        assert "shop.v_totals" not in shop.views.schemas()
+        shop.write(("shop.customers", "u", ("2", "B")), ("shop.items", "d", ("3",)))
+        shop.engine.advance(record := shop.publish(), SOURCE)
+        caught_up(shop, record, BY_DAY, TOTALS)
+
+
+@pytest.mark.slow
+def test_a_view_that_is_behind_continues_after_a_restart(tmp_path: Path, spark: SparkSession) -> None:
+    with opened(tmp_path / "shop", spark, TOTALS) as shop:
+        filled(shop)
+        shop.compute()
+        shop.engine.patience = 0.0
+        shop.write(("shop.customers", "u", ("2", "B")))
+        shop.engine.advance(shop.publish(), SOURCE)
+        shop.write(("shop.items", "d", ("3",)))
+        record = shop.publish()
+        until(shop.engine._running["shop.v_totals"].has_ended, "a result", every=0.01)
+        shop.engine.advance(record, SOURCE)
+        figures = shop.engine.figures["shop.v_totals"]
+        assert (figures.state, figures.changed_rows) == ("behind", 3)
+        assert figures.position < record.position == shop.views.computed_from.cut
+        shop.reopen()
+        assert shop.engine.is_due(record)
+        assert shop.engine.oldest_cut == figures.position
+        shop.engine.advance(record, SOURCE)
+        assert (shop.engine.figures["shop.v_totals"].work.mode, len(operations(shop, TOTALS))) == ("incremental", 1)
+        assert shop.rows("shop.v_totals") == expected(shop, TOTALS)
+        assert not shop.engine.is_due(record)
+
+
+@pytest.mark.slow
+def test_a_long_computation_ends_when_its_view_is_paused_or_the_process_ends(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    with opened(tmp_path / "shop", spark, TOTALS) as shop:
+        filled(shop)
+        shop.compute()
+        before = shop.rows("shop.v_totals")
+        shop.engine.keys_at_once, shop.engine.patience = 1, 0.0
+        for name in ("A", "B"):
+            shop.write(("shop.customers", "u", ("2", name)))
+            shop.engine.advance(shop.publish(), SOURCE)
+            assert list(shop.engine._running) == ["shop.v_totals"]
+            shop.engine.paused = frozenset({"shop.v_totals"})
+            shop.write(("shop.customers", "u", ("1", name)))
+            shop.engine.advance(shop.publish(), SOURCE)
+            assert (shop.engine._running, shop.rows("shop.v_totals")) == ({}, before)
+            shop.engine.paused = frozenset()
+        shop.write(("shop.items", "d", ("3",)))
+        shop.engine.advance(record := shop.publish(), SOURCE)
+        shop.reopen()
+        shop.engine.advance(record, SOURCE)
+        caught_up(shop, record, TOTALS)
 
 
 @pytest.mark.slow
@@ -167,14 +272,14 @@ def test_a_paused_view_stays_as_it_is_and_then_gets_all_differences(tmp_path: Pa
             assert shop.rows("shop.v_totals") == before
             assert shop.rows("shop.v_days") == expected(shop, BY_DAY)
         figures = shop.engine.figures["shop.v_totals"]
-        assert (figures.state, figures.mode, figures.position < shop.views.position) == ("paused", "", True)
+        assert (figures.state, figures.work.mode, figures.position < shop.views.position) == ("paused", "", True)
         shop.reopen()
         shop.write(("shop.orders", "u", ("1", "2", "paid", None)))
         shop.compute()
         assert operations(shop, TOTALS) == [("u", "1")]
         assert shop.rows("shop.v_totals") == expected(shop, TOTALS)
         figures = shop.engine.figures["shop.v_totals"]
-        assert (figures.state, figures.mode, figures.position) == ("live", "whole", shop.views.position)
+        assert (figures.state, figures.work.mode, figures.position) == ("live", "incremental", shop.views.position)
 
 
 @pytest.mark.slow
@@ -213,7 +318,7 @@ def test_a_view_that_fails_stops_alone_and_comes_back(tmp_path: Path, spark: Spa
         assert shop.rows("shop.v_skus") == expected(shop, many)
         shop.write(("shop.items", "u", ("1", "1", "c", "1", "1.00")))
         shop.compute()
-        assert shop.engine.figures["shop.v_skus"].affected_keys == 1
+        assert shop.engine.figures["shop.v_skus"].work.affected_keys == 1
 
 
 @pytest.mark.slow
@@ -270,13 +375,13 @@ def test_a_view_is_computed_as_a_whole_when_old_rows_of_its_tables_were_removed(
         for table in record.tables.values():
             remove_old(Path(table.target), versions=removed == "versions")
         assert shop.engine.advance(record, SOURCE)
-        assert {shop.engine.figures[view["name"]].mode for view in (TOTALS, BY_DAY)} == {"whole"}
+        assert {shop.engine.figures[view["name"]].work.mode for view in (TOTALS, BY_DAY)} == {"whole"}
         assert len(operations(shop, TOTALS)) == 6
         for view in (TOTALS, BY_DAY):
             assert shop.rows(view["name"]) == expected(shop, view)
         shop.write(("shop.items", "u", ("1", "1", "sku1", "5", "2.50")))
         shop.compute()
-        assert shop.engine.figures["shop.v_totals"].mode == "incremental"
+        assert shop.engine.figures["shop.v_totals"].work.mode == "incremental"
 
 
 def remove_old(target: Path, *, versions: bool) -> None:
@@ -291,6 +396,25 @@ def remove_old(target: Path, *, versions: bool) -> None:
         for file in target.glob("_delta_log/*.json"):
             if int(file.stem) < table.version():
                 file.unlink()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_random_changes_during_long_computations(tmp_path: Path, spark: SparkSession, seed: int) -> None:
+    chance = random.Random(seed)
+    with opened(tmp_path / "shop", spark, TOTALS, BY_DAY) as shop:
+        shop.engine.patience = 0.0
+        for _ in range(12):
+            for _ in range(chance.randint(1, 4)):
+                shop.write(*(change(chance, shop) for _ in range(chance.randint(1, 4))))
+                record = shop.publish()
+                if chance.random() < 0.7:
+                    shop.engine.advance(record, SOURCE)
+            if chance.random() < 0.2:
+                shop.reopen()
+            shop.engine.keys_at_once, shop.engine.patience = chance.randint(1, 3), chance.choice([0.0, 0.5])
+            if chance.random() < 0.5:
+                caught_up(shop, record, TOTALS, BY_DAY)
 
 
 @pytest.mark.slow

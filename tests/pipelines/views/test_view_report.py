@@ -10,11 +10,12 @@ from cdc import metrics
 from cdc.errors import SinkUnavailable
 from cdc.stores.published_record import Published
 from pipelines.runtime.sink_status_reporter import SinkFigures
+from pipelines.views.view_computation import Work
 from pipelines.views.view_engine import ViewFigures
 from pipelines.views.view_report import PAUSED, ViewReport
 
 VIEWS = {
-    "shop.v_a": ViewFigures("live", "", 20, changed_rows=3, input_rows=5, affected_keys=4, mode="whole", seconds=1.5),
+    "shop.v_a": ViewFigures("live", "", 20, 3, Work("whole", input_rows=5, affected_keys=4, seconds=1.5)),
     "shop.v_b": ViewFigures("paused", "somebody", 10),
 }
 
@@ -30,7 +31,7 @@ def test_views_are_reported_with_state_lag_and_metrics() -> None:
     failed = figures.to_sink()
     assert failed is not None
     assert failed.state == "failed"
-    report.slice_done("shop.v_a", ViewFigures(keys_left=9, seconds_left=1.5))
+    report.slice_done("shop.v_a", Work(keys_left=9, seconds_left=1.5))
     left = {one.metric.name: one.value for one in process if one.labels == ("shop", "shop.v_a")}
     assert left == {metrics.VIEW_KEYS_LEFT.name: 9, metrics.VIEW_SECONDS_LEFT.name: 1.5}
     report.computed(record, VIEWS)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from cdc.catalog import Catalog
-from cdc.catalog.view_summary import view_summaries
+from cdc.catalog.view_summary import ViewSummary, view_summaries
 from cdc.config import load_definition
 from cdc.config.views import NAME_OF_VIEWS
 from cdc.demo.shop_workload import Workload
@@ -52,13 +52,22 @@ def position_of_views(pipeline: Pipeline) -> Position:
     return Position(min(found, default=0) if len(found) == 2 else 0)
 
 
+def summaries(pipeline: Pipeline) -> list[ViewSummary]:
+    definition = load_definition(pipeline.definition, {"CDC_TEST_DSN": pipeline.dsn})
+    with Catalog.open(f"sqlite:///{pipeline.folder}/catalog.db") as catalog:
+        return view_summaries(definition, catalog)
+
+
 def assert_equal(pipeline: Pipeline) -> None:
     """Every view equals its SQL, and every sink its log or its source."""
     pipeline.settle()
     durable = pipeline.durable()
-    pipeline.wait(
-        lambda: position_of_views(pipeline) >= durable, "the sinks of views at the end of the log", seconds=180
-    )
+
+    def have_arrived() -> bool:
+        views = [Position.parse(view.position or "0/0") for view in summaries(pipeline)]
+        return min(position_of_views(pipeline), *views) >= durable
+
+    pipeline.wait(have_arrived, "the views and their sinks at the end of the log", seconds=180)
     envelope = pipeline.verify()
     assert envelope["ok"], f"{envelope}\n{pipeline.output()}"
     tables = envelope["result"]["tables"]  # type: ignore[index]
@@ -102,8 +111,7 @@ def test_views_follow_their_tables_over_kills_of_both_processes(shop: tuple[Pipe
         assert done.status == 0, done.errors
     assert_equal(pipeline)
 
-    with Catalog.open(f"sqlite:///{pipeline.folder}/catalog.db") as catalog:
-        found = view_summaries(load_definition(pipeline.definition, {"CDC_TEST_DSN": pipeline.dsn}), catalog)
+    found = summaries(pipeline)
     assert all(view.state == "streaming" and sum(view.computations.values()) for view in found), found
     log = LogReader(pipeline.folder / "log/derived")
     rows = [row for batch in log.rows(Position(0), log.durable or Position(0)) for row in batch.to_pylist()]

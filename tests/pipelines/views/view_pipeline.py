@@ -30,6 +30,7 @@ from pipelines.views.log_of_views import LogOfViews
 from pipelines.views.view_engine import ViewEngine
 from pipelines.views.view_worker import open_log_of_views
 from tests.fixtures.catalog import put_catalog
+from tests.fixtures.waiting import PATIENCE
 from tests.log.rows import IDENTITY, LIMITS, info, row, schema_of, table
 
 SOURCE: Final = CommitSource(1, "7000", 1)
@@ -122,6 +123,8 @@ class ViewPipeline:
 
     def reopen(self, definition: Definition | None = None) -> None:
         """Open lake and engine as a new process does."""
+        if hasattr(self, "engine"):
+            self.engine.close()
         self.definition = definition or self.definition
         self._lake = build_sink(self.definition.sinks[0])
         fold = RangeFolder(LogReader(self.definition.log.root), "lake", ("*.*",))
@@ -133,8 +136,10 @@ class ViewPipeline:
         sink = self.definition.sink_of_view_inputs
         assert sink is not None
         self.engine = ViewEngine(self.definition.views, sink, self.views, change_log, self._session)
+        self.engine.patience = PATIENCE
 
     def close(self) -> None:
+        self.engine.close()
         self._loop.drain()
         self._lake.close()
         self._catalog.close()
@@ -172,7 +177,7 @@ class ViewPipeline:
     def rows(self, view: str) -> set[tuple[str | None, ...]]:
         """The rows of a view as its log has them."""
         schema = self.views.schemas()[view]
-        found = self.views.state(schema).to_pylist()
+        found = self.views.rows_now()(schema).to_pylist()
         return {tuple(dict(one["after"])[column.id] for column in schema.columns) for one in found}
 
     def _copy(self) -> None:

@@ -1,0 +1,193 @@
+"""The computation of one view from one cut of its inputs to a later one.
+
+It only reads, and keeps the changes of the view until the log of views takes them. So it may take long, in a thread of
+its own, while the log of views gets the changes of other views.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from threading import Event
+from typing import Final
+
+import pyarrow as pa
+import structlog
+
+from cdc.config.views import View
+from cdc.errors import SinkUnavailable, ViewFailed
+from cdc.table import TableSchema
+from cdc.view_sql.view_query import ViewQuery
+from pipelines.views.affected_rows import AffectedRows, ChangedInputs
+from pipelines.views.changed_rows import CHANGED_ROWS, all_new, check_key, differences
+from pipelines.views.kept_rows import check_time, old_rows, without_old
+from pipelines.views.log_of_views import ComputedView, ViewCommit
+from pipelines.views.row_buffer import RowBuffer
+from pipelines.views.view_columns import view_images, view_keys, view_schema
+from pipelines.views.view_inputs import InputRemoved, ViewInputs
+
+INCREMENTAL: Final = "incremental"
+WHOLE: Final = "whole"
+
+log = structlog.get_logger("views")
+
+
+class ComputationStopped(Exception):
+    """Raised in a computation that nobody waits for any more."""
+
+
+@dataclass(slots=True)
+class Work:
+    """What a computation has done, and what is left."""
+
+    mode: str = ""
+    """`incremental` or `whole`; empty if no query was run."""
+    input_rows: int = 0
+    """Number of changed rows of its inputs; those of an input of which every row may have changed are not counted."""
+    affected_keys: int = 0
+    """Number of affected keys whose rows were computed."""
+    keys_left: int = 0
+    """Number of affected keys that are left."""
+    seconds: float = 0.0
+    seconds_left: float = 0.0
+    """Estimated time that the keys that are left take."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewTask:
+    """What to compute: one view, at a cut."""
+
+    view: View
+    query: ViewQuery
+    relation: int
+    """Number of the view in the log of views."""
+    versions: Sequence[TableSchema]
+    """Every version of the view in the log of views, oldest first."""
+    known: TableSchema | None
+    """The version of its rows in the log of views; None if they cannot be used."""
+    earlier: ComputedView | None
+    """What its rows in the log of views were computed from; None if they cannot be used."""
+    result: ComputedView
+    """What the rows are computed from."""
+    schemas: Mapping[str, TableSchema]
+    """Topic → source table of each input at the cut."""
+    changes: Mapping[str, pa.Array] | None
+    """Topic of each changed input → keys of its rows that may have changed; None: the whole view is computed."""
+    keys_at_once: int
+    """Maximum number of affected keys in one slice."""
+    rows_in_log: Callable[[TableSchema], pa.Table]
+    """Reads the rows of the view in the log of views."""
+    on_slice: Callable[[str, Work], None]
+    """Called with the name of the view after each slice of the affected keys."""
+
+
+class ViewComputation:
+    """Computes one view once: `run` in any thread, then `add_to` in the thread that writes the log of views."""
+
+    def __init__(self, task: ViewTask) -> None:
+        self.task, self.work = task, Work()
+        self.is_stopped = Event()
+        """Set when nobody waits for the result any more."""
+        self._rows = RowBuffer(CHANGED_ROWS)
+        self._schema = task.known
+        """The version of the view whose rows are computed."""
+
+    def run(self, inputs: ViewInputs) -> None:
+        """Compute the changes of the view.
+
+        Raises the errors of a view, and SinkUnavailable if the tables at the cut were removed meanwhile.
+        """
+        began = time.monotonic()
+        try:
+            if self.task.changes is None:
+                self._compute_whole(inputs)
+            else:
+                self._compute_changes(self.task.changes, inputs)
+        except InputRemoved as exc:
+            self._rows.clear()
+            self._compute_after_removal(inputs, exc)
+        except BaseException:
+            self._rows.clear()
+            raise
+        if self.work.mode:
+            self.work.seconds = time.monotonic() - began
+
+    def add_to(self, commit: ViewCommit) -> ComputedView:
+        """Add the changes to a commit of the log of views, and return what the rows of the view are computed from."""
+        task, schema = self.task, self._schema
+        assert schema is not None  # noqa: S101 - it has run
+        is_new = schema != task.known
+        if is_new:
+            commit.add_version(schema)
+        for rows in self._rows.take():
+            commit.add_rows(schema, rows)
+        if is_new:
+            commit.end_build(schema)
+        return task.result
+
+    def _compute_whole(self, inputs: ViewInputs) -> None:
+        """Compute the whole view, and its differences from the rows in the log, or all rows for a new version."""
+        task, self.work.mode = self.task, WHOLE
+        result = inputs.rows(task.query.whole(inputs.register(task.result.inputs, "b")))
+        schema = self._new_version(result.schema)
+        rows = _rows(result, schema, task.result.floor)
+        self._rows.add(differences(task.rows_in_log(schema), rows) if schema == task.known else all_new(rows))
+        self._schema = schema
+
+    def _compute_after_removal(self, inputs: ViewInputs, removed: InputRemoved) -> None:
+        view = self.task.view.name
+        if self.task.changes is not None:
+            log.warning("old rows were removed: the whole view is computed", view=view, reason=str(removed))
+            try:
+                self._compute_whole(inputs)
+            except InputRemoved as exc:
+                removed = exc
+            else:
+                return
+        raise SinkUnavailable(
+            f"what view {view!r} reads was removed meanwhile: {removed}",
+            remedy="nothing: the view is computed again, from a later version",
+        ) from removed
+
+    def _compute_changes(self, changes: Mapping[str, pa.Array], inputs: ViewInputs) -> None:
+        """Compute the rows of the affected keys at both cuts, and their differences."""
+        task, work, began = self.task, self.work, time.monotonic()
+        known, earlier, floor = task.known, task.earlier, task.result.floor
+        assert known is not None and earlier is not None  # noqa: PT018, S101 - their changes are computed
+        if floor is not None and floor != earlier.floor:
+            in_log = task.rows_in_log(known)
+            self._rows.add(differences(old_rows(in_log, known, floor), in_log.slice(0, 0)))
+        if not changes:
+            return
+        work.mode = INCREMENTAL
+        keys = {topic: inputs.typed_keys(found, task.schemas[topic]) for topic, found in changes.items()}
+        work.input_rows = sum(found.num_rows for found in keys.values())
+        affected = AffectedRows(
+            task.query, inputs, ChangedInputs(earlier.inputs, task.result.inputs, keys), task.keys_at_once
+        )
+        for number, (old, new) in enumerate(affected.pairs(), 1):
+            if self.is_stopped.is_set():
+                raise ComputationStopped
+            if self._new_version(new.schema) != known:
+                raise ViewFailed(f"the columns of view {task.view.name!r} changed with those of its tables")
+            self._rows.add(differences(_rows(old, known, floor), _rows(new, known, floor)))
+            work.affected_keys = min(number * task.keys_at_once, affected.number)
+            work.keys_left = affected.number - work.affected_keys
+            work.seconds_left = (time.monotonic() - began) / work.affected_keys * work.keys_left
+            task.on_slice(task.view.name, work)
+
+    def _new_version(self, fields: pa.Schema) -> TableSchema:
+        view = self.task.view
+        schema = view_schema(self.task.relation, view.name, view.key, fields, self.task.versions)
+        if view.keep is not None:
+            check_time(schema)
+        return schema
+
+
+def _rows(result: pa.Table, schema: TableSchema, floor: int | None) -> pa.Table:
+    """Return the rows of a view that are not old, as keys and images; raise ViewKeyNotUnique if two have one key."""
+    result = without_old(result, schema, floor)
+    rows = pa.table({"key": view_keys(result, schema), "after": view_images(result, schema)})
+    check_key(rows, schema)
+    return rows
