@@ -119,7 +119,7 @@ WIDE = {
     "pipelines.sinks.search.sink": 13,
     "pipelines.sinks.search_server.sink": 18,
     "pipelines.verification.log_rows": 18,
-    "pipelines.views.view_engine": 14,
+    "pipelines.views.view_engine": 13,
     "pipelines.verification.repair": 13,
     "pipelines.verification.verify": 17,
     # pass rows from one stage to the next, and report them

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import re
+import shutil
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -286,6 +287,14 @@ def as_root(place: str | Root, options: Options = ()) -> Root:
     if url is not None:
         return BucketPath(url[1].replace("s3a://", "s3://"), url[2], options)
     return Path(place.removeprefix("file://"))
+
+
+def remove_folder(folder: Root) -> None:
+    """Remove a folder with all files below it; a folder that does not exist is no error."""
+    if isinstance(folder, BucketPath):
+        folder.remove_all()
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def has_conditional_create(folder: BucketPath) -> bool:

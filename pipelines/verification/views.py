@@ -22,9 +22,8 @@ from cdc.table import TableSchema, TableState, matches_name
 from cdc.view_sql.view_query import queries_of
 from pipelines.verification.compare_table import TableVerdict, refused
 from pipelines.views.changed_rows import differences
-from pipelines.views.kept_rows import without_old
+from pipelines.views.kept_rows import view_rows
 from pipelines.views.log_of_views import ComputedFrom, ComputedView, rows_of_view
-from pipelines.views.view_columns import view_images, view_keys
 from pipelines.views.view_inputs import InputRemoved, ViewInputs
 
 if TYPE_CHECKING:
@@ -73,8 +72,7 @@ def _expected_rows(
         result = inputs.rows(query.whole(names))
     except InputRemoved:
         return None
-    result = without_old(result, schema, state.floor)
-    return pa.table({"key": view_keys(result, schema), "after": view_images(result, schema)})
+    return view_rows(result, schema, state.floor)
 
 
 def _verdict(view: View, present: pa.Table, expected: pa.Table, listed: int) -> TableVerdict:

@@ -16,6 +16,7 @@ from cdc.table import TableSchema
 from pipelines.types import TypePolicy
 from pipelines.types.typed_rows import typed_keys
 from pipelines.views.log_of_views import Cut
+from pipelines.views.view_columns import view_images, view_keys
 
 _SECOND: Final = 1_000_000
 LONGEST_STEP: Final = 86_400.0
@@ -53,6 +54,12 @@ def check_time(schema: TableSchema) -> None:
 def without_old(rows: pa.Table, schema: TableSchema, floor: int | None) -> pa.Table:
     """Leave out the old rows of a result."""
     return rows if floor is None else rows.filter(pc.invert(_is_old(rows, schema, floor)))
+
+
+def view_rows(result: pa.Table, schema: TableSchema, floor: int | None) -> pa.Table:
+    """Return the rows of a result that are not old, as keys and images."""
+    result = without_old(result, schema, floor)
+    return pa.table({"key": view_keys(result, schema), "after": view_images(result, schema)})
 
 
 def old_rows(state: pa.Table, schema: TableSchema, floor: int) -> pa.Table:

@@ -12,16 +12,16 @@ definition. So a crash at any point repeats computations: files without a commit
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from typing import Self
+from typing import Final, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.failpoint import hit
-from cdc.log.bucket_files import Root
+from cdc.log.bucket_files import Root, remove_folder
 from cdc.log.disk_format import CommitSource, LogIdentity
 from cdc.log.file_selection import TableSelection
 from cdc.log.reader import LogReader
@@ -32,6 +32,9 @@ from cdc.position import Position
 from cdc.table import TableSchema
 from pipelines.folding.fold import fold
 from pipelines.views.changed_rows import log_rows
+
+BUILDS: Final = "_builds"
+"""Folder, next to those of the log, for rows of views that are built; it is emptied when the log is opened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +120,25 @@ class Cut:
     """Microseconds since 1970 UTC; 0 if unknown."""
 
 
+@dataclass(frozen=True, slots=True)
+class LogAsOf:
+    """The log of views at a position; any thread may read it while the log grows."""
+
+    root: Root
+    position: Position
+
+    def rows(self, schema: TableSchema) -> pa.Table:
+        """Return the rows of a view, with the columns `key` and `after`."""
+        return rows_of_view(LogReader(self.root), schema, self.position)
+
+
 class LogOfViews:
     """The log of views of one pipeline; one thread of one process writes to it."""
 
     def __init__(self, root: Root, identity: LogIdentity, limits: SegmentLimits) -> None:
         """Open the log for writing; it is created if it does not exist."""
         self._root = root
+        remove_folder(root / BUILDS)
         self.writer = LogWriter.open(root, identity, limits)
         self._reader: LogReader | None = None
         self._versions: tuple[Position | None, list[TableSchema]] = (None, [])
@@ -150,13 +166,9 @@ class LogOfViews:
         """Return every version of a view, oldest first."""
         return [schema for schema in self._every_version() if schema.topic == topic]
 
-    def rows_now(self) -> Callable[[TableSchema], pa.Table]:
-        """Return a function that reads the rows of a view as the last commit has left them, with `key` and `after`.
-
-        Another thread may call it.
-        """
-        root, position = self._root, self.position
-        return lambda schema: rows_of_view(LogReader(root), schema, position)
+    def now(self) -> LogAsOf:
+        """Return the log as the last commit has left it."""
+        return LogAsOf(self._root, self.position)
 
     def begin(self, cut: Cut) -> ViewCommit:
         """Begin the commit with the changes of the views at a cut, which may be the last one again."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from threading import Event
 from typing import Final
 
@@ -19,12 +20,13 @@ from cdc.config.views import View
 from cdc.errors import SinkUnavailable, ViewFailed
 from cdc.table import TableSchema
 from cdc.view_sql.view_query import ViewQuery
-from pipelines.views.affected_rows import AffectedRows, ChangedInputs
+from pipelines.views.affected_rows import KEYS_AT_ONCE, AffectedRows, ChangedInputs
 from pipelines.views.changed_rows import CHANGED_ROWS, all_new, check_key, differences
-from pipelines.views.kept_rows import check_time, old_rows, without_old
-from pipelines.views.log_of_views import ComputedView, ViewCommit
+from pipelines.views.kept_rows import check_time, old_rows, view_rows
+from pipelines.views.large_build import LARGE, LargeBuild, have_rows
+from pipelines.views.log_of_views import ComputedView, LogAsOf, ViewCommit
 from pipelines.views.row_buffer import RowBuffer
-from pipelines.views.view_columns import view_images, view_keys, view_schema
+from pipelines.views.view_columns import result_fields, view_schema
 from pipelines.views.view_inputs import InputRemoved, ViewInputs
 
 INCREMENTAL: Final = "incremental"
@@ -54,6 +56,16 @@ class Work:
     """Estimated time that the keys that are left take."""
 
 
+@dataclass(frozen=True, slots=True)
+class ComputationLimits:
+    """How much is computed at once."""
+
+    keys_at_once: int = KEYS_AT_ONCE
+    """Maximum number of affected keys in one slice."""
+    large: int = LARGE
+    """Number of rows of its inputs from which executors build a view."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewTask:
     """What to compute: one view, at a cut."""
@@ -74,10 +86,9 @@ class ViewTask:
     """Topic → source table of each input at the cut."""
     changes: Mapping[str, pa.Array] | None
     """Topic of each changed input → keys of its rows that may have changed; None: the whole view is computed."""
-    keys_at_once: int
-    """Maximum number of affected keys in one slice."""
-    rows_in_log: Callable[[TableSchema], pa.Table]
-    """Reads the rows of the view in the log of views."""
+    limits: ComputationLimits
+    log: LogAsOf
+    """The log of views with the rows of the view."""
     on_slice: Callable[[str, Work], None]
     """Called with the name of the view after each slice of the affected keys."""
 
@@ -90,6 +101,7 @@ class ViewComputation:
         self.is_stopped = Event()
         """Set when nobody waits for the result any more."""
         self._rows = RowBuffer(CHANGED_ROWS)
+        self._built: LargeBuild | None = None
         self._schema = task.known
         """The version of the view whose rows are computed."""
 
@@ -120,20 +132,30 @@ class ViewComputation:
         is_new = schema != task.known
         if is_new:
             commit.add_version(schema)
-        for rows in self._rows.take():
+        for rows in chain(self._rows.take(), map(all_new, self._built.take() if self._built else ())):
             commit.add_rows(schema, rows)
         if is_new:
             commit.end_build(schema)
         return task.result
 
+    def discard(self) -> None:
+        """Forget the changes."""
+        self._rows.clear()
+        if self._built is not None:
+            self._built.remove()
+
     def _compute_whole(self, inputs: ViewInputs) -> None:
         """Compute the whole view, and its differences from the rows in the log, or all rows for a new version."""
         task, self.work.mode = self.task, WHOLE
-        result = inputs.rows(task.query.whole(inputs.register(task.result.inputs, "b")))
-        schema = self._new_version(result.schema)
-        rows = _rows(result, schema, task.result.floor)
-        self._rows.add(differences(task.rows_in_log(schema), rows) if schema == task.known else all_new(rows))
-        self._schema = schema
+        sql, floor = task.query.whole(inputs.register(task.result.inputs, "b")), task.result.floor
+        result = inputs.session.sql(sql)
+        self._schema = schema = self._new_version(result_fields(task.view.name, result.schema))
+        if schema != task.known and have_rows(task.result.inputs.values(), task.limits.large):
+            with inputs.reading():
+                self._built = LargeBuild.of(result, schema, floor, task.log.root)
+            return
+        rows = _unique_rows(inputs.rows(sql), schema, floor)
+        self._rows.add(differences(task.log.rows(schema), rows) if schema == task.known else all_new(rows))
 
     def _compute_after_removal(self, inputs: ViewInputs, removed: InputRemoved) -> None:
         view = self.task.view.name
@@ -156,7 +178,7 @@ class ViewComputation:
         known, earlier, floor = task.known, task.earlier, task.result.floor
         assert known is not None and earlier is not None  # noqa: PT018, S101 - their changes are computed
         if floor is not None and floor != earlier.floor:
-            in_log = task.rows_in_log(known)
+            in_log = task.log.rows(known)
             self._rows.add(differences(old_rows(in_log, known, floor), in_log.slice(0, 0)))
         if not changes:
             return
@@ -164,15 +186,15 @@ class ViewComputation:
         keys = {topic: inputs.typed_keys(found, task.schemas[topic]) for topic, found in changes.items()}
         work.input_rows = sum(found.num_rows for found in keys.values())
         affected = AffectedRows(
-            task.query, inputs, ChangedInputs(earlier.inputs, task.result.inputs, keys), task.keys_at_once
+            task.query, inputs, ChangedInputs(earlier.inputs, task.result.inputs, keys), task.limits.keys_at_once
         )
         for number, (old, new) in enumerate(affected.pairs(), 1):
             if self.is_stopped.is_set():
                 raise ComputationStopped
             if self._new_version(new.schema) != known:
                 raise ViewFailed(f"the columns of view {task.view.name!r} changed with those of its tables")
-            self._rows.add(differences(_rows(old, known, floor), _rows(new, known, floor)))
-            work.affected_keys = min(number * task.keys_at_once, affected.number)
+            self._rows.add(differences(_unique_rows(old, known, floor), _unique_rows(new, known, floor)))
+            work.affected_keys = min(number * task.limits.keys_at_once, affected.number)
             work.keys_left = affected.number - work.affected_keys
             work.seconds_left = (time.monotonic() - began) / work.affected_keys * work.keys_left
             task.on_slice(task.view.name, work)
@@ -185,9 +207,8 @@ class ViewComputation:
         return schema
 
 
-def _rows(result: pa.Table, schema: TableSchema, floor: int | None) -> pa.Table:
-    """Return the rows of a view that are not old, as keys and images; raise ViewKeyNotUnique if two have one key."""
-    result = without_old(result, schema, floor)
-    rows = pa.table({"key": view_keys(result, schema), "after": view_images(result, schema)})
+def _unique_rows(result: pa.Table, schema: TableSchema, floor: int | None) -> pa.Table:
+    """Do as `view_rows`; raise ViewKeyNotUnique if two rows have the same key."""
+    rows = view_rows(result, schema, floor)
     check_key(rows, schema)
     return rows

@@ -39,11 +39,10 @@ from cdc.position import Position
 from cdc.stores.published_record import Published
 from cdc.table import TableSchema, TableState
 from cdc.view_sql.view_query import ViewQuery, queries_of
-from pipelines.views.affected_rows import KEYS_AT_ONCE
 from pipelines.views.input_changes import KeysByRelation, changed_keys, cut_of, distinct, usable_inputs
 from pipelines.views.kept_rows import floor_at
 from pipelines.views.log_of_views import ComputedFrom, ComputedView, Cut, InputVersion, LogOfViews, ViewCommit
-from pipelines.views.view_computation import ViewComputation, ViewTask, Work
+from pipelines.views.view_computation import ComputationLimits, ViewComputation, ViewTask, Work
 from pipelines.views.view_thread import ViewThread
 
 TRY_AGAIN: Final = 60.0
@@ -115,8 +114,7 @@ class ViewEngine:
         """Views to compute as a whole in the next step, because somebody asked for it."""
         self.paused: frozenset[str] = frozenset()
         """Views that are not computed. Afterwards each gets its differences."""
-        self.keys_at_once = KEYS_AT_ONCE
-        """Maximum number of affected keys in one slice."""
+        self.limits = ComputationLimits()
         self.patience = PATIENCE
         self.on_slice: Callable[[str, Work], None] = lambda _view, _work: None
         """Called after each slice of the affected keys of a view, in any thread."""
@@ -296,8 +294,8 @@ class ViewEngine:
             result=result,
             schemas=step.schemas,
             changes=changes,
-            keys_at_once=self.keys_at_once,
-            rows_in_log=self._log.rows_now(),
+            limits=self.limits,
+            log=self._log.now(),
             on_slice=self.on_slice,
         )
 

@@ -113,8 +113,14 @@ class ViewInputs:
 
     def rows(self, sql: str) -> pa.Table:
         """Run a query over the temporary views. Raises InputRemoved."""
-        try:
+        with self.reading():
             return result_rows(self.session.sql(sql))
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Raise InputRemoved in the block if Spark does not find a file of an input."""
+        try:
+            yield
         except (Py4JJavaError, PySparkException) as exc:
             if _REMOVED not in str(exc):
                 raise

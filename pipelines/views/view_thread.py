@@ -58,6 +58,7 @@ class ViewThread:
             while not self._running[1].done():
                 self._context.cancelJobGroup(self._jobs)
                 self.has_ended(_CANCEL_AGAIN)
+            self._running[0].discard()
         self._pool.shutdown()
 
     def _prepare(self) -> None:

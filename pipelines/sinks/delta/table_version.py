@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
@@ -36,6 +37,16 @@ class TableVersion:
         self.relation = relation if RELATION_COLUMN in columns.names else None
         """The table whose rows are read, if several share the target."""
         self.columns = columns_of_part(columns, self.relation)
+
+    def row_count(self) -> int:
+        """Return the number of rows in the data files, also of other tables and deleted ones.
+
+        Raises RowsNotReadable if a file does not say it.
+        """
+        numbers = pa.table(self._table.get_add_actions(flatten=True))["num_records"]
+        if numbers.null_count:
+            raise RowsNotReadable("a data file has no statistics")
+        return pc.sum(numbers, min_count=0).as_py()  # type: ignore[no-any-return]
 
     def rows(self, column: str, values: pa.ChunkedArray | pa.Array) -> pa.Table:
         """Return the rows whose value in a column is one of `values`; a null matches no row.

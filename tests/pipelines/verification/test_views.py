@@ -43,7 +43,7 @@ def test_a_wrong_row_in_the_log_is_found(tmp_path: Path, spark: SparkSession) ->
         filled(shop)
         shop.compute()
         schema, computed = shop.views.schemas()["shop.v_totals"], shop.views.computed_from
-        rows = shop.views.rows_now()(schema)
+        rows = shop.views.now().rows(schema)
         changed = [
             {**row, "after": [(n, "9" if n == 4 else v) for n, v in row["after"]]} for row in rows.to_pylist()[:1]
         ]

@@ -53,7 +53,7 @@ def build(log: LogOfViews, position: int, *notes: str, schema: TableSchema = VIE
 
 
 def notes(log: LogOfViews) -> list[str]:
-    return sorted(dict(row["after"])[2] for row in log.rows_now()(VIEW).to_pylist())
+    return sorted(dict(row["after"])[2] for row in log.now().rows(VIEW).to_pylist())
 
 
 def add_half(commit: ViewCommit, schema: TableSchema) -> None:
@@ -85,7 +85,7 @@ def test_differences_follow_and_another_build_replaces_all_rows(log: LogOfViews)
     build(log, 20, "a", "b", "c")
     commit = log.begin(Cut(Position(40), 2_000))
     with commit.view(VIEW.topic):
-        commit.add_rows(VIEW, differences(log.rows_now()(VIEW), rows("a", "x")))
+        commit.add_rows(VIEW, differences(log.now().rows(VIEW), rows("a", "x")))
     commit.commit(SOURCE, COMPUTED)
     assert (notes(log), commit.rows) == (["a", "x"], {VIEW.topic: 2})
 
@@ -129,9 +129,9 @@ def test_another_commit_at_the_last_cut_has_the_next_position(log: LogOfViews) -
 
 def test_rows_are_those_of_the_commit_after_which_they_were_asked_for(log: LogOfViews) -> None:
     build(log, 20, "a")
-    rows_now = log.rows_now()
+    earlier = log.now()
     build(log, 40, "b", "c")
-    assert rows_now(VIEW).num_rows == 1
+    assert earlier.rows(VIEW).num_rows == 1
 
 
 def test_what_an_earlier_release_wrote_says_which_rows_there_are() -> None:

@@ -10,7 +10,14 @@ from pyspark.sql import SparkSession
 
 from cdc.errors import SinkUnavailable
 from pipelines.views.log_of_views import ComputedView
-from pipelines.views.view_computation import INCREMENTAL, WHOLE, ComputationStopped, ViewComputation, ViewTask
+from pipelines.views.view_computation import (
+    INCREMENTAL,
+    WHOLE,
+    ComputationLimits,
+    ComputationStopped,
+    ViewComputation,
+    ViewTask,
+)
 from tests.pipelines.views.test_view_engine import TOTALS, filled, opened
 from tests.pipelines.views.view_pipeline import SOURCE, ViewPipeline
 
@@ -41,7 +48,11 @@ def test_a_computation_ends_at_the_next_slice_when_it_is_stopped(tmp_path: Path,
         shop.compute()
         shop.write(("shop.customers", "u", ("2", "Bo")))
         slices: list[int] = []
-        task = replace(task_of(shop), keys_at_once=1, on_slice=lambda _, work: slices.append(work.keys_left))
+        task = replace(
+            task_of(shop),
+            limits=ComputationLimits(keys_at_once=1),
+            on_slice=lambda _, work: slices.append(work.keys_left),
+        )
         inputs = shop.engine._idle[0].inputs
         computation = ViewComputation(task)
         computation.run(inputs)

@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 from cdc import failpoint
 from cdc.stores.published_record import Published
 from cdc.table import TableState
+from pipelines.views.view_computation import ComputationLimits
 from tests.fixtures.waiting import PATIENCE, until
 from tests.pipelines.views.shop_tables import ITEMS, ORDERS, TABLES
 from tests.pipelines.views.view_pipeline import SOURCE, Values, ViewPipeline
@@ -148,7 +149,7 @@ def test_many_keys_are_computed_in_slices(tmp_path: Path, spark: SparkSession) -
         filled(shop)
         shop.compute()
         slices: list[tuple[int, int]] = []
-        shop.engine.keys_at_once = 2
+        shop.engine.limits = ComputationLimits(keys_at_once=2)
         shop.engine.on_slice = lambda _, work: slices.append((work.affected_keys, work.keys_left))
         shop.write(("shop.customers", "u", ("1", "A")), ("shop.customers", "u", ("2", "B")))
         shop.compute()
@@ -173,7 +174,7 @@ def test_other_views_go_on_while_the_computation_of_one_takes_long(tmp_path: Pat
         shop.compute()
         before, began = shop.rows("shop.v_totals"), shop.engine.oldest_cut
         goes_on = Event()
-        shop.engine.keys_at_once, shop.engine.patience = 2, 0.0
+        shop.engine.limits, shop.engine.patience = ComputationLimits(keys_at_once=2), 0.0
         shop.engine.on_slice = lambda view, _: view == "shop.v_totals" and goes_on.wait(PATIENCE)  # type: ignore[assignment, return-value]
         shop.write(("shop.customers", "u", ("1", "A")), ("shop.customers", "u", ("2", "B")))
         shop.engine.advance(shop.publish(), SOURCE)
@@ -209,6 +210,21 @@ def test_a_long_first_build_is_behind_other_views_and_then_follows(tmp_path: Pat
         caught_up(shop, record, BY_DAY, TOTALS)
 
 
+def test_executors_build_a_large_view(tmp_path: Path, spark: SparkSession) -> None:
+    twice = {"name": "shop.v_skus", "key": ["order_id"], "sql": "SELECT order_id, sku FROM shop.items"}
+    with opened(tmp_path / "shop", spark, TOTALS, twice) as shop:
+        shop.engine.limits = ComputationLimits(large=1)
+        filled(shop)
+        shop.compute()
+        assert [op for op, _ in operations(shop, TOTALS)] == ["s", *["r"] * 6, "g"]
+        assert shop.rows("shop.v_totals") == expected(shop, TOTALS)
+        assert "more than one row with the key (order_id)" in shop.engine.figures["shop.v_skus"].reason
+        assert not list((tmp_path / "shop/log/derived/_builds").iterdir())
+        shop.write(("shop.items", "u", ("1", "1", "sku1", "5", "2.50")))
+        shop.compute()
+        assert operations(shop, TOTALS) == [("u", "1")]
+
+
 @pytest.mark.slow
 def test_a_view_that_is_behind_continues_after_a_restart(tmp_path: Path, spark: SparkSession) -> None:
     with opened(tmp_path / "shop", spark, TOTALS) as shop:
@@ -241,7 +257,7 @@ def test_a_long_computation_ends_when_its_view_is_paused_or_the_process_ends(
         filled(shop)
         shop.compute()
         before = shop.rows("shop.v_totals")
-        shop.engine.keys_at_once, shop.engine.patience = 1, 0.0
+        shop.engine.limits, shop.engine.patience = ComputationLimits(keys_at_once=1), 0.0
         for name in ("A", "B"):
             shop.write(("shop.customers", "u", ("2", name)))
             shop.engine.advance(shop.publish(), SOURCE)
@@ -371,7 +387,7 @@ def test_a_view_is_computed_as_a_whole_when_old_rows_of_its_tables_were_removed(
         shop.write(*(("shop.items", "u", (str(n), str(n % 5), f"sku{n}", "9", "1.00")) for n in range(12)))
         record = shop.publish()
         shop.reopen()
-        shop.engine.keys_at_once = keys_at_once
+        shop.engine.limits = ComputationLimits(keys_at_once=keys_at_once)
         for table in record.tables.values():
             remove_old(Path(table.target), versions=removed == "versions")
         assert shop.engine.advance(record, SOURCE)
@@ -412,7 +428,8 @@ def test_random_changes_during_long_computations(tmp_path: Path, spark: SparkSes
                     shop.engine.advance(record, SOURCE)
             if chance.random() < 0.2:
                 shop.reopen()
-            shop.engine.keys_at_once, shop.engine.patience = chance.randint(1, 3), chance.choice([0.0, 0.5])
+            shop.engine.limits = ComputationLimits(keys_at_once=chance.randint(1, 3))
+            shop.engine.patience = chance.choice([0.0, 0.5])
             if chance.random() < 0.5:
                 caught_up(shop, record, TOTALS, BY_DAY)
 

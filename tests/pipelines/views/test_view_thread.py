@@ -26,6 +26,9 @@ class Computing:
     def __init__(self, act: Callable[[ViewInputs], Any]) -> None:
         self.is_stopped, self.found, self._act = Event(), list[Any](), act
 
+    def discard(self) -> None:
+        self.found.clear()
+
     def run(self, inputs: ViewInputs) -> None:
         self.found.append(self._act(inputs))
 

@@ -177,7 +177,7 @@ class ViewPipeline:
     def rows(self, view: str) -> set[tuple[str | None, ...]]:
         """The rows of a view as its log has them."""
         schema = self.views.schemas()[view]
-        found = self.views.rows_now()(schema).to_pylist()
+        found = self.views.now().rows(schema).to_pylist()
         return {tuple(dict(one["after"])[column.id] for column in schema.columns) for one in found}
 
     def _copy(self) -> None:
