@@ -6,7 +6,7 @@ moves in steps and never back: at each step the old rows in the log are deleted,
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,8 +15,10 @@ from cdc.errors import ViewColumnRefused
 from cdc.table import TableSchema
 from pipelines.types import TypePolicy
 from pipelines.types.typed_rows import typed_keys
-from pipelines.views.log_of_views import Cut
 from pipelines.views.view_columns import view_images, view_keys
+
+if TYPE_CHECKING:
+    from pipelines.views.log_of_views import Cut
 
 _SECOND: Final = 1_000_000
 LONGEST_STEP: Final = 86_400.0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -17,24 +18,21 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from cdc.log.bucket_files import Root, remove_folder
-from cdc.log.table_io import open_data_file, write_parquet
+from cdc.log.table_io import open_data_file
 from cdc.table import TableSchema
-from pipelines.runtime.executor_code import forwarding_errors, raising_task_errors
+from pipelines.runtime.executor_code import raising_task_errors
 from pipelines.sinks.delta.indexed.key_hashes import hash_keys
 from pipelines.sinks.delta.table_version import RowsNotReadable
+from pipelines.views.build_files import FILE, write_rows
 from pipelines.views.changed_rows import ROWS, check_key
 from pipelines.views.followed_inputs import opened
-from pipelines.views.kept_rows import view_rows
 from pipelines.views.log_of_views import BUILDS, InputVersion
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-LARGE: Final = 1_000_000
+LARGE: Final = 2_000_000
 """Number of rows of all inputs from which a build is large; for fewer, Python takes too long to start on executors."""
-FILE_BYTES: Final = 32 << 20
-"""Bytes of results from which a file is written."""
-_FILE: Final = "name string"
 _SECRET: Final = bytes(16)
 
 
@@ -61,17 +59,10 @@ class LargeBuild:
         """
         folder = log_of_views / BUILDS / uuid.uuid4().hex
         folder.mkdir(parents=True, exist_ok=True)
-
-        def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            with forwarding_errors():
-                for rows in _gathered(batches):
-                    name = f"{uuid.uuid4().hex}.parquet"
-                    write_parquet(view_rows(rows, schema, floor), folder / name)
-                    yield pa.RecordBatch.from_pydict({"name": [name]})
-
+        write = partial(write_rows, schema=schema, floor=floor, folder=folder)
         try:
             with raising_task_errors():
-                names = result.to(result.schema.toNullable()).mapInArrow(write, _FILE).toArrow()["name"].to_pylist()
+                names = result.to(result.schema.toNullable()).mapInArrow(write, FILE).toArrow()["name"].to_pylist()
             build = cls(folder, tuple(names))
             build._check_key(schema)
         except BaseException:
@@ -105,18 +96,6 @@ class LargeBuild:
                 rows = self._read(name)
                 suspects.append(rows.filter(pa.array(np.isin(_hashes(rows["key"]), twice))))
             check_key(pa.concat_tables(suspects), schema)
-
-
-def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
-    waiting, size = list[pa.RecordBatch](), 0
-    for batch in batches:
-        waiting.append(batch)
-        size += batch.nbytes
-        if size >= FILE_BYTES:
-            yield pa.Table.from_batches(waiting)
-            waiting, size = [], 0
-    if waiting:
-        yield pa.Table.from_batches(waiting)
 
 
 def _hashes(keys: pa.ChunkedArray) -> np.ndarray:
