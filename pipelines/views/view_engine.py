@@ -135,9 +135,11 @@ class ViewEngine:
 
     @property
     def oldest_cut(self) -> Position:
-        """Position of the earliest cut from which a view continues."""
+        """Position of the earliest cut from which a view continues: the change log must keep what follows it."""
         computed = self._log.computed_from
-        late = [found.position for name, found in computed.views.items() if name in {*self._behind, *self._running}]
+        tasks = [thread.computation.task for thread in self._running.values()]
+        late = [found.position for name, found in computed.views.items() if name in self._behind]
+        late += [(task.earlier or task.result).position for task in tasks]
         return Position(min([computed.cut, *late]))
 
     def is_due(self, record: Published) -> bool:

@@ -205,8 +205,10 @@ def test_a_long_first_build_is_behind_other_views_and_then_follows(tmp_path: Pat
         shop.engine.patience = 0.0
         shop.engine.advance(record := shop.publish(), SOURCE)  # a new view needs no further change
         assert "shop.v_totals" not in shop.views.schemas()
+        began = record.position
         shop.write(("shop.customers", "u", ("2", "B")), ("shop.items", "d", ("3",)))
         shop.engine.advance(record := shop.publish(), SOURCE)
+        assert shop.engine.oldest_cut == began  # its changes since then are still to be read
         caught_up(shop, record, BY_DAY, TOTALS)
 
 
