@@ -112,13 +112,7 @@ class ViewComputation:
         """
         began = time.monotonic()
         try:
-            if self.task.changes is None:
-                self._compute_whole(inputs)
-            else:
-                self._compute_changes(self.task.changes, inputs)
-        except InputRemoved as exc:
-            self._rows.clear()
-            self._compute_after_removal(inputs, exc)
+            self._compute(inputs)
         except BaseException:
             self._rows.clear()
             raise
@@ -144,6 +138,24 @@ class ViewComputation:
         if self._built is not None:
             self._built.remove()
 
+    def _compute(self, inputs: ViewInputs) -> None:
+        """Compute the changes from the changed rows of the inputs, or of the whole view where that is not possible."""
+        view = self.task.view.name
+        if self.task.changes is not None:
+            try:
+                self._compute_changes(self.task.changes, inputs)
+                return
+            except InputRemoved as exc:
+                log.warning("old rows were removed: the whole view is computed", view=view, reason=str(exc))
+                self._rows.clear()
+        try:
+            self._compute_whole(inputs)
+        except InputRemoved as exc:
+            raise SinkUnavailable(
+                f"what view {view!r} reads was removed meanwhile: {exc}",
+                remedy="nothing: the view is computed again, from a later version",
+            ) from exc
+
     def _compute_whole(self, inputs: ViewInputs) -> None:
         """Compute the whole view, and its differences from the rows in the log, or all rows for a new version."""
         task, self.work.mode = self.task, WHOLE
@@ -156,21 +168,6 @@ class ViewComputation:
             return
         rows = _unique_rows(inputs.rows(sql), schema, floor)
         self._rows.add(differences(task.log.rows(schema), rows) if schema == task.known else all_new(rows))
-
-    def _compute_after_removal(self, inputs: ViewInputs, removed: InputRemoved) -> None:
-        view = self.task.view.name
-        if self.task.changes is not None:
-            log.warning("old rows were removed: the whole view is computed", view=view, reason=str(removed))
-            try:
-                self._compute_whole(inputs)
-            except InputRemoved as exc:
-                removed = exc
-            else:
-                return
-        raise SinkUnavailable(
-            f"what view {view!r} reads was removed meanwhile: {removed}",
-            remedy="nothing: the view is computed again, from a later version",
-        ) from removed
 
     def _compute_changes(self, changes: Mapping[str, pa.Array], inputs: ViewInputs) -> None:
         """Compute the rows of the affected keys at both cuts, and their differences."""
