@@ -22,7 +22,7 @@ from pipelines.sinks.delta.table_version import RowsNotReadable, TableVersion
 from pipelines.views.followed_inputs import FollowedInputs, opened
 from pipelines.views.log_of_views import InputVersion
 from pipelines.views.needed_rows import ChangedRows, NeededRows, RowsOfCuts
-from pipelines.views.view_inputs import OWN_COLUMNS, ViewInputs
+from pipelines.views.view_inputs import OWN_COLUMNS, CutNames, ViewInputs
 
 KEYS_AT_ONCE: Final = 50_000
 """Maximum number of affected keys whose rows are computed at once."""
@@ -57,8 +57,9 @@ class AffectedRows:
         for first in range(0, keys.num_rows, self._keys_at_once):
             some = keys.slice(first, self._keys_at_once)
             self._inputs.register_table(some, _KEYS)
-            before, after = self._names_for(some)
-            yield self._inputs.both(self._query.of_keys(before, _KEYS), self._query.of_keys(after, _KEYS))
+            names = self._names_for(some)
+            before, after = (self._query.of_keys(named, _KEYS) for named in (names.before, names.after))
+            yield self._inputs.both(before, after, are_few=names.are_few)
 
     def _affected_keys(self) -> pa.Table:
         if self._few is not None:
@@ -72,10 +73,10 @@ class AffectedRows:
         return self._affected_keys_by_spark()
 
     def _affected_keys_by_spark(self) -> pa.Table:
-        queries, (before, after) = [], self._names_for_changes()
+        queries, at_cuts = [], self._names_for_changes()
         for number, topic in enumerate(sorted(self._changed.keys)):
             cuts = []
-            for side, names in (("a", before), ("b", after)):
+            for side, names in (("a", at_cuts.before), ("b", at_cuts.after)):
                 changed = f"changed_{side}_{number}"
                 if self._few is None:
                     self._inputs.register_rows(names[topic], self._changed.keys[topic], changed)
@@ -86,7 +87,7 @@ class AffectedRows:
             queries.append(self._query.affected_keys(topic, *cuts))
         return self._inputs.rows(" UNION ".join(f"({one})" for one in queries))
 
-    def _names_for_changes(self) -> tuple[Mapping[str, str], Mapping[str, str]]:
+    def _names_for_changes(self) -> CutNames:
         if self._few is not None:
             try:
                 return self._registered(self._few.needed().meeting())
@@ -94,7 +95,7 @@ class AffectedRows:
                 self._few = None
         return self._whole_tables()
 
-    def _names_for(self, keys: pa.Table) -> tuple[Mapping[str, str], Mapping[str, str]]:
+    def _names_for(self, keys: pa.Table) -> CutNames:
         if self._few is not None:
             try:
                 return self._registered(self._few.needed().of_keys(keys))
@@ -102,15 +103,17 @@ class AffectedRows:
                 pass
         return self._whole_tables()
 
-    def _registered(self, rows: Mapping[str, pa.Table]) -> tuple[Mapping[str, str], Mapping[str, str]]:
+    def _registered(self, rows: Mapping[str, pa.Table]) -> CutNames:
         assert self._few is not None  # noqa: S101 - its rows were read
         found = {topic: RowsOfCuts.of(its_rows, self._few.changes.get(topic)) for topic, its_rows in rows.items()}
         return self._inputs.register_cuts(
             {topic: RowsOfCuts(*map(_shown, its_rows)) for topic, its_rows in found.items()}
         )
 
-    def _whole_tables(self) -> tuple[Mapping[str, str], Mapping[str, str]]:
-        return self._inputs.register(self._changed.before, "a"), self._inputs.register(self._changed.after, "b")
+    def _whole_tables(self) -> CutNames:
+        return CutNames(
+            self._inputs.register(self._changed.before, "a"), self._inputs.register(self._changed.after, "b")
+        )
 
 
 @dataclass(frozen=True, slots=True)

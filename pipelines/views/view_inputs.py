@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -52,14 +52,21 @@ class InputRemoved(Exception):
     """A version of an input, or one of its files, was removed from the sink."""
 
 
+class CutNames(NamedTuple):
+    """The temporary views of the inputs at the earlier and the later cut of a step: topic → name."""
+
+    before: dict[str, str]
+    after: dict[str, str]
+    are_few: bool = False
+    """Whether they have few rows together."""
+
+
 class ViewInputs:
     """Temporary views of the inputs in one Spark session."""
 
     def __init__(self, session: SparkSession, sink: DeltaSinkDefinition) -> None:
         self.session, self._sink = session, sink
         self._frames: dict[InputVersion, DataFrame] = {}
-        self._has_few = False
-        """Whether the inputs that were registered last are few rows."""
         self.followed = FollowedInputs()
         """The same inputs on the driver."""
 
@@ -68,7 +75,6 @@ class ViewInputs:
 
         Raises InputRemoved.
         """
-        self._has_few = False
         names = {}
         for number, (topic, version) in enumerate(sorted(versions.items())):
             try:
@@ -79,18 +85,17 @@ class ViewInputs:
             frame.createOrReplaceTempView(names[topic])
         return names
 
-    def register_cuts(self, rows: Mapping[str, RowsOfCuts]) -> tuple[dict[str, str], dict[str, str]]:
+    def register_cuts(self, rows: Mapping[str, RowsOfCuts]) -> CutNames:
         """Create temporary views of rows that the driver has read, of each topic one for the earlier and the later cut.
 
         Spark gets the rows of a topic once: to pass them takes longer than to filter them.
         """
-        self._has_few = sum(len(part) for found in rows.values() for part in found) <= FEW
-        names: tuple[dict[str, str], dict[str, str]] = {}, {}
+        names = CutNames({}, {}, are_few=sum(len(part) for found in rows.values() for part in found) <= FEW)
         for number, (topic, found) in enumerate(sorted(rows.items())):
             parts = [found.both, found.earlier, found.later]
             cuts = np.repeat(np.array([_EARLIER | _LATER, _EARLIER, _LATER], np.int8), [len(part) for part in parts])
             frame = frame_of(self.session, pa.concat_tables(parts).append_column(_CUTS, pa.array(cuts)))
-            for side, cut, named in zip("ab", (_EARLIER, _LATER), names, strict=True):
+            for side, cut, named in (("a", _EARLIER, names.before), ("b", _LATER, names.after)):
                 named[topic] = f"read_{side}_{number}"
                 of_cut = frame.where(F.col(_CUTS).bitwiseAND(cut) != 0).drop(_CUTS)
                 of_cut.createOrReplaceTempView(named[topic])
@@ -127,10 +132,10 @@ class ViewInputs:
             self._frames.clear()
             raise InputRemoved(f"a file of a table of sink {self._sink.name!r}") from None
 
-    def both(self, one: str, other: str) -> tuple[pa.Table, pa.Table]:
-        """Run two queries with the same columns as one job, and return their rows."""
+    def both(self, one: str, other: str, *, are_few: bool = False) -> tuple[pa.Table, pa.Table]:
+        """Run two queries with the same columns as one job, and return their rows. are_few: as in CutNames."""
         sql = f"SELECT true AS `{_IS_FIRST}`, * FROM ({one}) UNION ALL SELECT false, * FROM ({other})"
-        with self._in_one_task() if self._has_few else nullcontext():
+        with self._in_one_task() if are_few else nullcontext():
             rows = self.rows(sql)
         is_first, rows = rows[_IS_FIRST], rows.drop_columns([_IS_FIRST])
         return rows.filter(is_first), rows.filter(pc.invert(is_first))

@@ -17,7 +17,7 @@ from tests.fixtures.one_table_lake import OneTableLake
 def test_rows_that_the_driver_has_read_are_divided_into_cuts(spark: SparkSession, tmp_path: Path) -> None:
     inputs = ViewInputs(spark.newSession(), OneTableLake(tmp_path).definition)
     both, earlier, later, none = (pa.table({"id": pa.array(ids, pa.int64())}) for ids in ([1, 2], [3], [4, 5], []))
-    before, after = inputs.register_cuts(
+    before, after, are_few = inputs.register_cuts(
         {"shop.a": RowsOfCuts(both, earlier, later), "shop.b": RowsOfCuts(none, earlier, none)}
     )
     found = {
@@ -27,6 +27,7 @@ def test_rows_that_the_driver_has_read_are_divided_into_cuts(spark: SparkSession
     assert (found[before["shop.a"]], found[after["shop.a"]]) == ([1, 2, 3], [1, 2, 4, 5])
     assert (found[before["shop.b"]], found[after["shop.b"]]) == ([3], [])
     assert inputs.session.table(before["shop.a"]).columns == ["id"]
+    assert are_few
 
 
 @pytest.mark.slow
