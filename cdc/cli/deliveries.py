@@ -43,7 +43,8 @@ def register(app: typer.Typer) -> None:
 def deliver(names: NamesArgument = None, config: ConfigOption = DEFAULT_CONFIG) -> None:
     """Send the changes of the log to brokers, files and sockets, until ^C or SIGTERM; 'cdc run' starts this process.
 
-    A delivery of type stdout prints events, one JSON object per line: 'cdc deliver NAME | jq .value'.
+    The process waits up to 20 s for receivers that have not acknowledged; the same signal again ends it at once. A
+    delivery of type stdout prints events, one JSON object per line: 'cdc deliver NAME | jq .value'.
     """
     from cdc.process_memory import refuse_pandas, use_system_allocators
 

@@ -44,6 +44,8 @@ LOG_POLL: Final = 0.1
 """Seconds between two checks whether the log exists."""
 STOPPED_POLL: Final = 0.5
 """Seconds between two checks whether every delivery has stopped."""
+END_POLL: Final = 0.02
+"""Seconds between two checks whether every delivery has ended."""
 END_WITHIN: Final = 20.0
 """Seconds for which a process that ends waits for destinations; what they have not acknowledged is sent again."""
 
@@ -196,13 +198,18 @@ class DeliveryReporter(Thread):
 
 
 def main(definition: Definition, deliveries: Sequence[Delivery]) -> int:
-    """Send deliveries until SIGTERM or SIGINT; return 0.
+    """Send deliveries until SIGTERM or SIGINT; return 0. The same signal again ends the wait for destinations.
 
     Raises the error of a delivery once every one has stopped, and BrokenPipeError if the output was closed.
     """
-    stop, ended = Event(), Event()
+    stop, stop_now, ended = Event(), Event(), Event()
 
-    def end(_number: int, _frame: FrameType | None) -> None:
+    received = set[int]()
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        if number in received:  # after ^C, 'cdc run' sends SIGTERM, which is another signal
+            stop_now.set()
+        received.add(number)
         stop.set()
 
     signal.signal(signal.SIGTERM, end)
@@ -212,7 +219,7 @@ def main(definition: Definition, deliveries: Sequence[Delivery]) -> int:
         reporter = DeliveryReporter(catalog, definition.name, runners, ended)
         for thread in (*runners, reporter):
             thread.start()
-        failures = _await_end(runners, stop)
+        failures = _await_end(runners, stop, stop_now)
         ended.set()
         reporter.join()
     if any(runner.has_lost_output for runner in runners):
@@ -222,7 +229,7 @@ def main(definition: Definition, deliveries: Sequence[Delivery]) -> int:
     return 0
 
 
-def _await_end(runners: Sequence[DeliveryRunner], stop: Event) -> list[CdcError]:
+def _await_end(runners: Sequence[DeliveryRunner], stop: Event, stop_now: Event) -> list[CdcError]:
     """Wait until `stop` is set or every delivery has stopped, and return the errors in the second case."""
     while not stop.wait(STOPPED_POLL):
         failures = [runner.failure for runner in runners if runner.failure is not None]
@@ -232,6 +239,7 @@ def _await_end(runners: Sequence[DeliveryRunner], stop: Event) -> list[CdcError]
     else:
         failures = []
     deadline = time.monotonic() + END_WITHIN
-    for runner in runners:
-        runner.join(max(0.0, deadline - time.monotonic()))
+    while any(runner.is_alive() for runner in runners) and time.monotonic() < deadline:
+        if stop_now.wait(END_POLL):
+            break
     return failures

@@ -16,6 +16,7 @@ import pytest
 
 from cdc.catalog import Catalog, delivery_requests
 from cdc.catalog.dead_letter_requests import DLQ
+from cdc.delivery.delivery_process import END_WITHIN
 from cdc.delivery.progress import Progress
 from cdc.log.consumers import list_consumers
 from cdc.log.reader import LogReader
@@ -115,16 +116,19 @@ def test_a_reader_of_standard_output_that_ends_ends_the_process_without_a_traceb
     assert "CDC-" not in delivering.errors()
 
 
-def test_a_process_whose_output_nobody_reads_ends_when_it_is_asked_to(delivering: Delivering):
+def test_a_process_whose_output_nobody_reads_ends_at_the_second_signal(delivering: Delivering):
     delivering.define({"name": "out", "type": "stdout"})
     commit_rows(delivering.writer, *(change(ORDERS, 20, n, str(n)) for n in range(2_000)))
     sending = delivering.start_interpreter("out", output=subprocess.PIPE)
     assert sending.stdout is not None
     sending.stdout.readline()  # it sends, and the pipe is full soon
 
-    sending.send_signal(signal.SIGTERM)
+    sending.send_signal(signal.SIGINT)
+    with pytest.raises(subprocess.TimeoutExpired):  # it waits until the events are taken
+        sending.wait(2)
+    sending.send_signal(signal.SIGINT)
 
-    assert sending.wait(60) == 0, delivering.errors()
+    assert sending.wait(END_WITHIN / 2) == 0, delivering.errors()
 
 
 def test_a_sigterm_ends_an_idle_process_at_once_and_its_position_is_registered(delivering: Delivering):
