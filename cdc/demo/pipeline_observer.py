@@ -13,7 +13,9 @@ from typing import Any, Final
 import pyarrow.compute as pc
 
 from cdc.catalog import REPORT_MAX_AGE, Catalog
-from cdc.demo.workspace import Workspace
+from cdc.config.definition import LOG_OF_VIEWS
+from cdc.config.views import NAME_OF_VIEWS
+from cdc.demo.workspace import DOCUMENTS, MARTS, Workspace
 from cdc.errors import LogError
 from cdc.log.reader import LogReader, read_file
 from cdc.log_row import Operation
@@ -128,6 +130,16 @@ class PipelineProbe:
             stalled=stalled,
             slow=None if load is None else load.reason(slowest),
         )
+
+    def late_views(self, target: Position) -> list[str]:
+        """Return the views that are not computed up to `target`, or else the sinks that have not applied them."""
+        views = [table for table in self._catalog.tables.ls(PIPELINE) if table.sink == NAME_OF_VIEWS]
+        late = [view.topic for view in views if view.position < target]
+        if late or not views:
+            return late or [NAME_OF_VIEWS]
+        durable = LogReader(self._workspace.log / LOG_OF_VIEWS).durable or Position(0)
+        sinks = [sink for sink in self._catalog.sinks.ls(PIPELINE) if sink.sink in {DOCUMENTS, MARTS}]
+        return [sink.sink for sink in sinks if sink.position < durable]
 
     def _stalled(self, now: float, durable: Position | None, sinks: Mapping[str, Position]) -> dict[str, float]:
         if durable is None:

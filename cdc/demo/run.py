@@ -287,7 +287,8 @@ class LivePhase:
     def _late(self, snapshot: PipelineSnapshot, target: Position | None) -> list[str]:
         if target is None:
             return ["log"]
-        return [sink for sink in self.context.settings.sinks if snapshot.sinks.get(sink, Position(0)) < target]
+        late = [sink for sink in self.context.settings.sinks if snapshot.sinks.get(sink, Position(0)) < target]
+        return late or (self.probe.late_views(target) if self.context.settings.with_views else [])
 
     def _verify(self, sinks: Sequence[str] = ()) -> None:
         report, screen, settings = self.report, self.context.screen, self.context.settings
