@@ -6,7 +6,6 @@ The table contains sorted runs. Each run is a partition, so a merge of runs repl
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from cdc import atomic_file
 from cdc.errors import LogCorrupt, LogFenced
 from cdc.failpoint import hit
 from cdc.log import removed_file_records
-from cdc.log.bucket_files import BucketPath, Root, as_root
+from cdc.log.bucket_files import Root, as_root, remove_folder
 from cdc.log.delta_actions import Action
 from cdc.log.disk_format import (
     CHANGES,
@@ -178,7 +177,7 @@ class CompactedWriter:
                 # their writer may still run: this commit fences it
                 self.commit([], horizon=self.horizon, floor=self.floor)
             for number in uncommitted:
-                _remove_all(path / f"segment={number}")  # a vacuum may delete the same files
+                remove_folder(path / f"segment={number}")  # a vacuum may delete the same files
         number = max(used | {run.number for run in self.runs}, default=0) + 1
         folder = path / f"segment={number}"
         try:
@@ -287,13 +286,6 @@ class CompactedWriter:
         for number in {segment_of(file.name) for file in written}:
             atomic_file.sync(path / f"segment={number}")
         atomic_file.sync(path)
-
-
-def _remove_all(folder: Root) -> None:
-    if isinstance(folder, BucketPath):
-        folder.remove_all()
-    else:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _state(path: Root, table: DeltaTable, log_id: str) -> CompactedState:
