@@ -203,7 +203,6 @@ def main(definition: Definition, deliveries: Sequence[Delivery]) -> int:
     Raises the error of a delivery once every one has stopped, and BrokenPipeError if the output was closed.
     """
     stop, stop_now, ended = Event(), Event(), Event()
-
     received = set[int]()
 
     def end(number: int, _frame: FrameType | None) -> None:
