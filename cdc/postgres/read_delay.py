@@ -16,7 +16,9 @@ STEADY_READ_DELAY: Final = 0.020
 One read and one decoding then serve all transactions of this time.
 """
 STEADY_INPUT: Final = 0.050
-"""Input is steady if it arrives within this many seconds after the last read; otherwise READ_DELAY applies."""
+"""Input is steady if it arrives within this many seconds after changes were read; otherwise READ_DELAY applies."""
+KEEPALIVE_BYTES: Final = 18
+"""Bytes of a keepalive, which is shorter than any other message; a read of nothing else has no changes."""
 BEHIND_READ_DELAY: Final = 0.010
 """Maximum seconds between input and read while the reader is behind; one read then gets more than after READ_DELAY."""
 READ_BYTES: Final = 384 << 10
@@ -47,6 +49,8 @@ class ReadDelay:
     def __init__(self) -> None:
         self._level, self._noted_at = 0.0, 0.0
         """Bytes in a bucket that loses BEHIND_BYTES in each BEHIND_READ_DELAY, at the time of the last read."""
+        self._changes_at = float("-inf")
+        """Time of the last read that had changes."""
         self._waited = 0.0
         self._rate = 1.0
         """Bytes per second of the last large read."""
@@ -64,6 +68,8 @@ class ReadDelay:
             self._rate = nbytes / max(seconds, READ_DELAY)
             self._mean_rate = (self._rate + self._mean_rate) / 2
             self.has_large_messages = nbytes >= LARGE_MESSAGE * messages
+        if nbytes > KEEPALIVE_BYTES * messages:
+            self._changes_at = now
         self._noted_at = now
 
     @property
@@ -72,15 +78,14 @@ class ReadDelay:
         is_fast = self._level >= BEHIND_BYTES and self._mean_rate * BATCH_SECONDS >= BATCH_BYTES
         return BATCH_SECONDS if is_fast and not self.has_large_messages else 0.0
 
-    def seconds(self, gather: float, since_read: float) -> float:
-        """Return the delay of the next read, and remember it.
+    def seconds(self, gather: float, now: float) -> float:
+        """Return the delay before the input that arrived now is read, and remember it.
 
-        gather: the delay while input arrives steadily and the reader is not behind. since_read: seconds between the
-        last read and the input.
+        gather: the delay while input arrives steadily and the reader is not behind.
         """
         if self._level >= BEHIND_BYTES * max(1.0, self._waited / STEADY_READ_DELAY):
             fits = READ_DELAY if self.has_large_messages else READ_BYTES / self._rate
             self._waited = min(max(fits, READ_DELAY), BEHIND_READ_DELAY)
         else:
-            self._waited = gather if since_read < STEADY_INPUT else READ_DELAY
+            self._waited = gather if now - self._changes_at < STEADY_INPUT else READ_DELAY
         return self._waited

@@ -190,7 +190,7 @@ class ReplicationStream:
         self._floor, self._interval, self._silence = floor, interval, silence
         # 0 confirms nothing; never confirm less than the slot's own position
         self._confirmed = self._reported = Lsn(0)
-        self._sent_at = self._input_at = self._read_at = time.monotonic()
+        self._sent_at = self._input_at = time.monotonic()
         self._reply_requested_at: float | None = None  # the first request for a reply since the last input
         self._delay = ReadDelay()
         self._batch_due_at = 0.0
@@ -311,9 +311,8 @@ class ReplicationStream:
         """Wait for input, wait a little longer for more input, and read all of it; without input complete the batch."""
         if self._poll.poll(1000 * (min(seconds, BATCH_PAUSE) if self._drain.count else seconds)):
             self._input_at, self._reply_requested_at = time.monotonic(), None
-            time.sleep(self._delay.seconds(gather, self._input_at - self._read_at))
+            time.sleep(self._delay.seconds(gather, self._input_at))
             self._read_available()
-            self._read_at = time.monotonic()
         else:
             self._batch_due_at = 0.0
 
