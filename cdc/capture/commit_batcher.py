@@ -2,8 +2,9 @@
 
 A commit contains whole transactions. It is due in one of three cases:
 
-- The append stage has been idle for the linger time; if many rows wait, until none has arrived for QUIET seconds, or
-  for BUSY_LINGER times the linger time. Rows that arrive while the append stage is busy share one commit.
+- The append stage has been idle for the linger time. If many rows wait: for BUSY_LINGER times the linger time, until no
+  row has arrived for QUIET seconds, or until all rows that the source has sent are here. Rows that arrive while the
+  append stage is busy share one commit.
 - A thread, such as one that copies a table, waits for a position of the commit, and no more rows are queued.
 - The rows of the commit exceed its maximum size, or an open transaction exceeds OPEN_LIMIT.
 
@@ -238,6 +239,8 @@ class CommitBatcher:
         self._chunks = 0
         self._yielded = self._appended = 0
         self._appended_at = self._arrived_at = 0.0
+        self._has_all = False
+        """True if the source had no more rows when the last frames were decoded."""
         self._is_staged = False
         """True if the last batch has no commit boundary, so its files wait for a later commit."""
         self._trim_requested = False
@@ -256,6 +259,12 @@ class CommitBatcher:
         self._appended_at = now
         self._appended += 1
         self.check_again()
+
+    def record_decoded(self, *, is_all: bool) -> None:
+        """Record whether the source has no more rows than those decoded; if so, check whether a commit is due."""
+        self._has_all = is_all
+        if is_all:
+            self.check_again()
 
     def check_again(self) -> None:
         """Make the encode stage check whether a commit is due; does nothing once that stage has ended."""
@@ -284,8 +293,9 @@ class CommitBatcher:
     def next_due(self, *, more: bool) -> float | None:
         """Return the time at which the next commit is due if no more rows arrive.
 
-        Returns None if no finished transaction is pending, or while the append stage is busy. A commit for which a
-        thread waits is due at once (0.0), even if the append stage is busy.
+        Returns None if no finished transaction is pending, or while the append stage is busy. A commit is due at once
+        (0.0) if many rows wait and the source has no more. It is also due at once if a thread waits for it, even if the
+        append stage is busy.
 
         more: True if more decoded rows are queued. Then a waiting thread makes a commit due only if the commit already
         has CHUNKS_PER_COMMIT chunks.
@@ -298,6 +308,8 @@ class CommitBatcher:
             return None
         if self._pending.ready_bytes < BUSY_BYTES:
             return self._appended_at + self._linger
+        if self._has_all and not more:
+            return 0.0
         return min(self._arrived_at + QUIET, self._appended_at + self._linger * BUSY_LINGER)
 
     def batches(self, now: float, *, more: bool) -> Iterator[CommitBatch]:

@@ -36,6 +36,7 @@ POSTGRES_EPOCH: Final = 946_684_800_000_000
 """2000-01-01 UTC in microseconds since 1970; times in the replication protocol begin at 2000-01-01."""
 HEADER: Final = 25
 """Number of bytes of a `w` frame before its message: the letter, start and end of WAL, send time."""
+_KEEPALIVE: Final = ord("k")
 _HEX_BYTES: Final = 32
 """Number of bytes of a malformed frame that an error shows: header and start of the message, but no row value."""
 _TIMES: Final = range(-62_135_596_800_000_000, 253_402_300_800_000_000)
@@ -62,6 +63,11 @@ class FrameBatch:
     def nbytes(self) -> int:
         """Number of bytes of all frames."""
         return int(self.offsets[-1] - self.offsets[0])
+
+    @property
+    def ends_with_keepalive(self) -> bool:
+        """True if the last frame is a keepalive: usually the server has then sent all of its WAL."""
+        return len(self) > 0 and self.buffer[self.offsets[-2]] == _KEEPALIVE
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

@@ -83,6 +83,21 @@ def test_a_commit_with_many_rows_is_due_after_a_pause_or_the_longer_linger_time(
     assert take(batcher, BUSY_LINGER * LINGER) == [(5, 9)]
 
 
+def test_a_commit_with_many_rows_is_due_at_once_when_the_source_has_no_more() -> None:
+    batcher = new_batcher(commit_bytes=4 * OPEN_LIMIT)
+    batcher.add(decoded(5), 0.01)
+    batcher.record_decoded(is_all=True)
+    assert batcher.next_due(more=False) == LINGER
+    batcher.add(decoded(6, wide=True), 0.01)
+    assert batcher.next_due(more=True) == pytest.approx(0.01 + QUIET)
+    assert take(batcher, 0.01, appended=False) == [(2, 6)]
+    batcher.add(decoded(7, wide=True), 0.02)
+    assert batcher.next_due(more=False) is None
+    batcher.record_append(0.03)
+    batcher.record_decoded(is_all=False)
+    assert batcher.next_due(more=False) == pytest.approx(0.02 + QUIET)
+
+
 def test_rows_that_arrive_while_a_batch_is_appended_share_one_commit():
     batcher = new_batcher()
     batcher.add(decoded(5), 0.0)

@@ -56,6 +56,14 @@ def test_a_batch_gives_its_frames_back(frames):
     assert batch.nbytes == sum(map(len, frames))
 
 
+def test_a_batch_says_whether_a_keepalive_is_its_last_frame() -> None:
+    change, keepalive = frame(Insert(1, ("a",))), frame(Keepalive(LSN, reply_requested=False))
+
+    assert FrameBatch.of([change, keepalive]).ends_with_keepalive
+    assert not FrameBatch.of([keepalive, change]).ends_with_keepalive
+    assert not FrameBatch.of([]).ends_with_keepalive
+
+
 @pytest.mark.parametrize("index", [-1, 1])
 def test_a_frame_outside_the_batch_is_an_index_error(index):
     with pytest.raises(IndexError, match="expected 0 to 0"):

@@ -13,6 +13,7 @@ import pytest
 
 from cdc.errors import InvalidDefinition, SlotInUse, SlotMissing, SourceUnreachable
 from cdc.lsn import Lsn
+from cdc.pgoutput.message_parser import FrameBatch, parse_frame
 from cdc.pgoutput.messages import BeginMessage, CommitMessage, Insert
 from cdc.postgres import copy_data_receiver
 from cdc.postgres.connection import connect
@@ -64,6 +65,21 @@ def test_every_change_arrives_once_and_in_order(any_database: str) -> None:
     assert [int(str(m.new[0])) for m in messages if isinstance(m, Insert)] == list(range(1, 5001))
     assert isinstance(messages[0], BeginMessage)
     assert stream.received_bytes > 5000
+
+
+def test_the_server_sends_a_keepalive_when_it_has_no_more_wal(any_database: str) -> None:
+    slot = make_source(any_database)
+    run_sql(any_database, "INSERT INTO t SELECT i, repeat('x', 100) FROM generate_series(1, 5000) i")
+
+    received: list[FrameBatch] = []
+    with ReplicationStream.open(any_database, options(slot)) as stream:
+
+        def has_all() -> bool:
+            received.extend(batch for batch in [stream.receive(0.5)] if batch is not None)
+            is_committed = any(isinstance(parse_frame(frame), CommitMessage) for batch in received for frame in batch)
+            return is_committed and received[-1].ends_with_keepalive
+
+        until(has_all, lambda: f"{len(received)} batches without a keepalive at the end", every=0.0)
 
 
 def test_a_message_larger_than_every_buffer_arrives_whole(database: str) -> None:
