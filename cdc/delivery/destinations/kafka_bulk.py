@@ -2,6 +2,7 @@
 
 `Producer.produce` takes 3 µs for an event, most of them for its arguments, and `Producer.produce_batch` sends no
 headers. The C library below it takes a message as a list of pieces of memory, which are here addresses in the columns.
+The arguments of its function are made once, because ctypes needs longer to convert them than to call the function.
 
 The producer, its settings, transactions and callbacks stay those of confluent-kafka: only its handle of the C library
 is read, from the place where this version has it. A message that is passed here has no callback. If a broker refuses
@@ -11,7 +12,8 @@ it, the transaction fails, and the caller sends its events again by `produce`, w
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, Self
 
 import confluent_kafka
@@ -29,7 +31,7 @@ AT_ONCE: Final = 2_000
 _HANDLE: Final = object.__basicsize__
 """Offset of the handle in the object of a producer: it is the first field after those of every object."""
 # kinds of pieces, and a flag, of the function rd_kafka_produceva
-_TOPIC, _VALUE, _KEY, _FLAGS, _HEADER = 1, 4, 5, 7, 9
+_TOPIC, _VALUE, _KEY, _FLAGS, _HEADER = 2, 4, 5, 7, 9
 _COPY: Final = 2
 """The client copies the message before the call returns."""
 _PIECES: Final = (_TOPIC, _FLAGS, _KEY, _VALUE, _HEADER, _HEADER, _HEADER)
@@ -47,12 +49,15 @@ class BulkSender:
 
     def __init__(self, producer: Producer, library: Any) -> None:
         self._producer = producer  # so that its handle stays valid
-        self._produce, self._destroy = library.rd_kafka_produceva, library.rd_kafka_error_destroy
-        self._handle = ctypes.c_void_p.from_address(id(producer) + _HANDLE).value
-        self._messages = np.zeros((AT_ONCE, len(_PIECES), _WORDS), np.uint64)
+        self._library = library
+        self._handle = ctypes.c_void_p(ctypes.c_void_p.from_address(id(producer) + _HANDLE).value)
+        memory: Any = ctypes.create_string_buffer(AT_ONCE * len(_PIECES) * _WORDS * np.dtype(np.uint64).itemsize)
+        self._messages = np.frombuffer(memory, np.uint64).reshape(AT_ONCE, len(_PIECES), _WORDS)
         self._messages[:, :, 0] = _PIECES
         self._messages[:, 1, 1] = _COPY
         self._messages[:, 4:, 1] = [ctypes.addressof(name) for name in _HEADERS]
+        stride = self._messages.strides[0]
+        self._places = [ctypes.byref(memory, number * stride) for number in range(AT_ONCE)]
 
     @classmethod
     def of(cls, producer: Producer, version: str = confluent_kafka.__version__) -> Self | None:
@@ -61,9 +66,7 @@ class BulkSender:
             return None
         # without releasing the interpreter lock: a thread that gets it for the time of a call keeps it for 5 ms
         library = ctypes.PyDLL(cimpl.__file__)
-        library.rd_kafka_produceva.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
-        library.rd_kafka_produceva.restype = ctypes.c_void_p
-        library.rd_kafka_error_destroy.argtypes = [ctypes.c_void_p]
+        library.rd_kafka_produceva.restype = library.rd_kafka_topic_new.restype = ctypes.c_void_p
         return cls(producer, library)
 
     def send(self, fields: EventFields, first: int) -> int:
@@ -71,17 +74,26 @@ class BulkSender:
 
         fields: of events without more headers.
         """
-        topics = [ctypes.create_string_buffer(topic.encode()) for topic in fields.topics]
-        addresses = np.array([ctypes.addressof(topic) for topic in topics], np.uint64)
         shared = [_memory_of(texts) for texts in (fields.position_texts, fields.xid_texts)]
-        while first < len(fields.ids):
-            some = fields.slice(first, first + AT_ONCE)
-            self._describe(some, addresses, shared)
-            taken = self._pass(len(some.ids))
-            first += taken
-            if taken < len(some.ids):
-                break
+        with self._topics(fields.topics) as topics:
+            while first < len(fields.ids):
+                some = fields.slice(first, first + AT_ONCE)
+                self._describe(some, topics, shared)
+                taken = self._pass(len(some.ids))
+                first += taken
+                if taken < len(some.ids):
+                    break
         return first
+
+    @contextmanager
+    def _topics(self, names: Sequence[str]) -> Iterator[np.ndarray]:
+        """Yield the topics as the client knows them, which it would otherwise look up by name for each event."""
+        found = [self._library.rd_kafka_topic_new(self._handle, name.encode(), None) for name in names]
+        try:
+            yield np.array(found, np.uint64)
+        finally:
+            for topic in filter(None, found):
+                self._library.rd_kafka_topic_destroy(ctypes.c_void_p(topic))
 
     def _describe(self, some: EventFields, topics: np.ndarray, shared: Sequence[_Memory]) -> None:
         """Write the pieces of the messages. shared: position and transaction id of each transaction."""
@@ -95,13 +107,13 @@ class BulkSender:
 
     def _pass(self, count: int) -> int:
         """Pass the first messages to the client; return how many it takes."""
-        handle, produce, pieces = self._handle, self._produce, len(_PIECES)
-        first, stride = self._messages.ctypes.data, self._messages.strides[0]
-        for message in range(first, first + count * stride, stride):
-            error = produce(handle, message, pieces)
+        produce = self._library.rd_kafka_produceva
+        handle, pieces = ctypes.c_void_p.from_param(self._handle.value), ctypes.c_size_t.from_param(len(_PIECES))
+        for number, place in enumerate(self._places[:count]):
+            error = produce(handle, place, pieces)
             if error is not None:
-                self._destroy(error)
-                return (message - first) // stride
+                self._library.rd_kafka_error_destroy(ctypes.c_void_p(error))
+                return number
         return count
 
 
