@@ -14,6 +14,7 @@ from operator import attrgetter, itemgetter
 from threading import RLock
 from typing import Any, Final, NamedTuple, Self
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -383,13 +384,19 @@ def stream_file(
                 rows = parquet.read_row_groups(
                     groups, columns=needed, use_threads=file.size > SMALL_FILE and can_read_in_threads(source)
                 )
-                if not within:
-                    place = rows["position"]
-                    rows = rows.filter(pc.and_(pc.greater(place, int(after)), pc.less_equal(place, int(upto))))
-                found = select_rows(rows, only).select(columns)
+                found = select_rows(rows if within else _between(rows, after, upto), only).select(columns)
                 yield found if found.schema.equals(schema, check_metadata=True) else found.cast(schema)
     except (OSError, pa.ArrowException) as exc:
         raise unreadable_file_error(file) from exc
+
+
+def _between(rows: pa.Table, after: Position, upto: Position) -> pa.Table:
+    """Return the rows that have a position in (after, upto]."""
+    positions = rows["position"].to_numpy()
+    if (positions[1:] < positions[:-1]).any():  # the rows of several tables
+        return rows.filter(pa.array((positions > after) & (positions <= upto)))
+    first, end = np.searchsorted(positions, (int(after), int(upto)), side="right").tolist()
+    return rows.slice(first, end - first)
 
 
 @lru_cache
