@@ -7,7 +7,6 @@ positions never decrease. A change is identified by its transaction's position a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final, NamedTuple, Self
 
 from cdc.errors import MalformedPosition
@@ -71,11 +70,6 @@ class Position(int):
 
     def __format__(self, spec: str) -> str:
         return format(str(self), spec)
-
-
-def position_texts(positions: Iterable[int]) -> list[str]:
-    """Return `str(Position(position))` of many valid positions, without an object of each."""
-    return [f"{one >> 32:X}/{one & 0xFFFFFFFF:X}" if one <= _LSN_MASK else str(Position(one)) for one in positions]
 
 
 class ChangePosition(NamedTuple):

@@ -7,7 +7,7 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from cdc.errors import MalformedLsn, MalformedPosition
-from cdc.position import EPOCH_BITS, LSN_BITS, ChangePosition, Position, position_texts
+from cdc.position import EPOCH_BITS, LSN_BITS, ChangePosition, Position
 
 epochs = st.integers(0, 2**EPOCH_BITS - 1)
 lsns = st.integers(0, 2**LSN_BITS - 1)
@@ -27,7 +27,6 @@ def test_what_is_printed_is_read_back(place: tuple[int, int]) -> None:
     position = Position.of(place[1], place[0])
 
     assert Position.parse(str(position)) == position
-    assert position_texts([position, position]) == [str(position)] * 2
 
 
 @given(places, places)

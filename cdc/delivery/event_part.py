@@ -112,7 +112,9 @@ def _fields(
     chosen: the row of each event. order: where each event is in the sequence of the groups; None: at the same place.
     """
     texts, found = JsonRows(rows), [group.encoded for group in groups]
-    ids = texts.event_ids(log_id).take(pa.array(chosen))
+    ids = texts.event_ids(log_id)
+    if len(chosen) != rows.num_rows or (np.diff(chosen) != 1).any():
+        ids = ids.take(pa.array(chosen))
     if any(one.suffixes is not None for one in found):
         suffixes = pa.array(chain.from_iterable(one.suffixes or [""] * len(one.source) for one in found), pa.string())
         ids = pc.binary_join_element_wise(ids, suffixes if order is None else suffixes.take(order), "")
@@ -127,7 +129,7 @@ def _fields(
         keys=_in_order([one.keys for one in found], order),
         values=_in_order([one.values for one in found], order),
         transactions=transactions.numbers[chosen],
-        position_texts=_as_bytes(pa.array(transactions.positions, pa.string())),
+        position_texts=_as_bytes(transactions.positions),
         xid_texts=_as_bytes(texts.xids().take(pa.array(transactions.firsts))),
         more_headers=_more_headers(groups, order),
     )

@@ -209,7 +209,9 @@ def _is_sorted(rows: pa.Table) -> bool:
 def _cut(files: Sequence[LogFile], after: Position, end: Position, most: int) -> tuple[Position, bool]:
     """Return the last position of a window of at most `most` rows, and whether its first transaction has more."""
     found = [read_file(file, after, end, ["position"])["position"] for file in files]
-    positions = np.sort(np.concatenate([column.to_numpy() for column in found]) if found else np.empty(0, np.int64))
+    positions = np.concatenate([column.to_numpy() for column in found]) if found else np.empty(0, np.int64)
+    if (positions[1:] < positions[:-1]).any():  # the rows of a file that was not rewritten are in order
+        positions.sort()
     if len(positions) <= most:
         return end, False
     inside = positions[positions < positions[most]]

@@ -17,11 +17,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.delivery.formats.contract import TOMBSTONE, EncodedEvents, Headers
+from cdc.delivery.formats.position_texts import position_texts
 from cdc.errors import CdcError, EventNotEncodable
 from cdc.json_arrays import concatenated
 from cdc.log_row import Operation
 from cdc.logical_message import message_keys
-from cdc.position import LSN_BITS, position_texts
+from cdc.position import LSN_BITS
 
 _LSN_MASK: Final = (1 << LSN_BITS) - 1
 _CONTROL: Final = pa.array([Operation.SCHEMA.value, Operation.GENERATION.value])
@@ -47,7 +48,7 @@ class RowTransactions(NamedTuple):
     """Index of the first row of each transaction."""
     numbers: np.ndarray
     """Number of the transaction of each row."""
-    positions: list[str]
+    positions: pa.StringArray
     """Position of each transaction as text."""
 
 
@@ -73,7 +74,7 @@ class JsonRows:
         positions = self.array("position").to_numpy()
         firsts = run_starts(positions)
         numbers = np.repeat(np.arange(len(firsts)), np.diff(np.append(firsts, len(positions))))
-        return RowTransactions(firsts, numbers, position_texts(positions[firsts].tolist()))
+        return RowTransactions(firsts, numbers, position_texts(positions[firsts]))
 
     def is_change(self) -> np.ndarray:
         """Return for each row whether it is a change; schema versions and ends of copies are none."""
@@ -93,7 +94,11 @@ class JsonRows:
 
     def positions(self) -> pa.StringArray:
         """Return the positions as text, such as `16/B374D848`."""
-        return pa.array(self.transactions.positions, pa.string()).take(pa.array(self.transactions.numbers))
+        transactions = self.transactions
+        has_one_row_each = len(transactions.firsts) == self.count
+        return (
+            transactions.positions if has_one_row_each else transactions.positions.take(pa.array(transactions.numbers))
+        )
 
     def event_ids(self, log_id: str) -> pa.StringArray:
         """Return the ids of the events: `LOG ID/POSITION/ORDINAL`."""

@@ -118,6 +118,11 @@ def _image(maps: pa.MapArray, schema: TableSchema) -> Image:
         lengths.sum()
     )
     numbers = maps.keys.to_numpy()[entries]
+    if len(numbers) == len(ids) * np.count_nonzero(exists) and (numbers.reshape(-1, len(ids)) == ids).all():
+        # the images have all columns, in the order of the table
+        places = iter(entries.reshape(-1, len(ids)).T)
+        rows = np.flatnonzero(exists)
+        return Image(exists, {number: ImageColumn(_taken(maps.items, count, rows, next(places))) for number in ids})
     owners = np.repeat(np.arange(count), lengths)
     order = np.argsort(numbers, kind="stable")
     starts = np.searchsorted(numbers[order], ids, side="left")
@@ -125,15 +130,20 @@ def _image(maps: pa.MapArray, schema: TableSchema) -> Image:
     found: dict[int, ImageColumn] = {}
     for number, start, end in zip(ids, starts, ends, strict=True):
         chosen = order[start:end]
-        if end - start == count:
-            found[number] = ImageColumn(maps.items.take(pa.array(entries[chosen])))
-            continue
-        source = np.full(count, -1, dtype=np.int64)
-        source[owners[chosen]] = entries[chosen]
-        texts = maps.items.take(pa.array(source, mask=source < 0))
-        unsent = exists & (source < 0)
+        texts = _taken(maps.items, count, owners[chosen], entries[chosen])
+        unsent = exists.copy()
+        unsent[owners[chosen]] = False
         found[number] = ImageColumn(texts, unsent if unsent.any() else None)
     return Image(exists, found)
+
+
+def _taken(items: pa.StringArray, count: int, rows: np.ndarray, places: np.ndarray) -> pa.StringArray:
+    """Return the items at some places, each in the row of the result that is named with it; the other rows are null."""
+    if len(rows) == count:
+        return items.take(pa.array(places))
+    source = np.full(count, -1, dtype=np.int64)
+    source[rows] = places
+    return items.take(pa.array(source, mask=source < 0))
 
 
 def _key(lists: pa.ListArray, width: int) -> tuple[pa.StringArray, ...]:
