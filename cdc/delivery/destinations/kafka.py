@@ -51,9 +51,9 @@ class KafkaDestination:
 
     promise: ClassVar[Promise] = Promise.EXACTLY_ONCE
     stores_progress: ClassVar[bool] = True
-    collect_seconds: ClassVar[float] = 0.25
-    """The end of a transaction takes as long as sending 5,000 events: with one window of 10,000 events in each
-    transaction, 190,000 events were sent per second, and 280,000 with five.
+    collect_seconds: ClassVar[float] = 0.5
+    """The end of a transaction takes as long as sending 8,000 events. With one window of 10,000 events in each
+    transaction, 190,000 events were sent per second; 265,000 with a transaction of 0.25 s, and 280,000 with this.
     """
 
     def __init__(self, settings: KafkaDelivery, identity: DeliveryIdentity) -> None:

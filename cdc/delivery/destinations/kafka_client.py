@@ -25,7 +25,7 @@ from cdc.errors import (
 
 SLICE: Final = 0.5
 """Seconds of one call that waits for brokers; between two, errors of connections are looked at."""
-_BUFFERED: Final = 64 * 2**20
+_BUFFERED: Final = 32 * 2**20
 """Bytes of events that wait for brokers at most; `send` waits for room."""
 _IN_FLIGHT: Final = 1
 """Maximum number of requests that wait for the answer of one broker.
