@@ -94,11 +94,8 @@ class JsonRows:
 
     def positions(self) -> pa.StringArray:
         """Return the positions as text, such as `16/B374D848`."""
-        transactions = self.transactions
-        has_one_row_each = len(transactions.firsts) == self.count
-        return (
-            transactions.positions if has_one_row_each else transactions.positions.take(pa.array(transactions.numbers))
-        )
+        _, numbers, positions = self.transactions
+        return positions if len(positions) == self.count else positions.take(pa.array(numbers))
 
     def event_ids(self, log_id: str) -> pa.StringArray:
         """Return the ids of the events: `LOG ID/POSITION/ORDINAL`."""

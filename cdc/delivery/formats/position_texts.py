@@ -30,8 +30,8 @@ def position_texts(positions: np.ndarray) -> pa.StringArray:
     table = _four_digits()
     both = np.stack([table[low >> 16], table[low & 0xFFFF]], axis=1)
     text[:, len(prefix) :] = both.view(np.uint8).reshape(-1, _DIGITS)[:, _DIGITS - digits :]
-    ends = np.arange(len(positions) + 1, dtype=np.int32) * text.shape[1]
-    return pa.StringArray.from_buffers(len(positions), pa.py_buffer(ends.astype(np.int32)), pa.py_buffer(text))
+    ends = np.arange(0, text.size + 1, text.shape[1], dtype=np.int32)
+    return pa.StringArray.from_buffers(len(positions), pa.py_buffer(ends), pa.py_buffer(text))
 
 
 def _digits(number: np.integer) -> int:

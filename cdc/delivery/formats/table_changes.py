@@ -118,11 +118,12 @@ def _image(maps: pa.MapArray, schema: TableSchema) -> Image:
         lengths.sum()
     )
     numbers = maps.keys.to_numpy()[entries]
-    if len(numbers) == len(ids) * np.count_nonzero(exists) and (numbers.reshape(-1, len(ids)) == ids).all():
+    rows = np.flatnonzero(exists)
+    if ids and len(numbers) == len(ids) * len(rows) and (numbers.reshape(-1, len(ids)) == ids).all():
         # the images have all columns, in the order of the table
-        places = iter(entries.reshape(-1, len(ids)).T)
-        rows = np.flatnonzero(exists)
-        return Image(exists, {number: ImageColumn(_taken(maps.items, count, rows, next(places))) for number in ids})
+        places = entries.reshape(-1, len(ids)).T
+        columns = [ImageColumn(_taken(maps.items, count, rows, of_column)) for of_column in places]
+        return Image(exists, dict(zip(ids, columns, strict=True)))
     owners = np.repeat(np.arange(count), lengths)
     order = np.argsort(numbers, kind="stable")
     starts = np.searchsorted(numbers[order], ids, side="left")

@@ -35,6 +35,30 @@ def test_images_are_divided_into_columns() -> None:
     assert changes.before.columns[1].texts.to_pylist() == [None, "0", None]
 
 
+def test_images_with_all_columns_in_order_are_divided_as_well() -> None:
+    changes = changes_of(
+        SCHEMA,
+        log_row("c", 0, key=["1"], after={1: "1", 2: None, 3: "x"}),
+        log_row("d", 1, key=["1"], before={1: "1", 2: "y", 3: None}),
+        log_row("c", 2, key=["2"], after={1: "2", 2: "z", 3: "w"}),
+    )
+
+    assert [one.texts.to_pylist() for one in changes.after.columns.values()] == [
+        ["1", None, "2"],
+        [None, None, "z"],
+        ["x", None, "w"],
+    ]
+    assert [one.texts.to_pylist()[1] for one in changes.before.columns.values()] == ["1", "y", None]
+    assert all(one.unsent is None for one in changes.after.columns.values())
+
+
+def test_a_table_without_columns_has_images_without_columns() -> None:
+    changes = changes_of(schema_with(), log_row("c", 0, after={}))
+
+    assert changes.after.exists.tolist() == [True]
+    assert changes.after.columns == {}
+
+
 def test_a_key_of_another_width_counts_as_missing() -> None:
     changes = changes_of(SCHEMA, log_row("c", 0, key=["1"]), log_row("c", 1, key=["1", "2"]), log_row("t", 2))
     assert [part.to_pylist() for part in changes.key] == [["1", None, None]]
