@@ -18,6 +18,10 @@ TOPIC_CONFIG: Final = {
 }
 """Settings of a topic that gets one small record per commit."""
 PARTITION: Final = 0
+_OPEN_TRANSACTION: Final = (
+    "wait until the brokers abort it, which they do after its timeout; if they have lost it, find it with "
+    "'kafka-transactions.sh find-hanging', and end it with 'kafka-transactions.sh abort'"
+)
 _FIRST_STEP: Final = 64
 """Records at the end of the partition that are read first."""
 _STEP_FACTOR: Final = 16
@@ -103,7 +107,7 @@ class StoredProgress:
         what = f"topic {self._topic!r} cannot be read to its end"
         if is_silent:
             return self._errors.silence(what)
-        return DestinationUnavailable(f"{what}: another client has an open transaction there")
+        return DestinationUnavailable(f"{what}: another client has an open transaction there", remedy=_OPEN_TRANSACTION)
 
     def _offset(self, admin: AdminClient, position: OffsetSpec) -> int:
         partition, deadline = TopicPartition(self._topic, PARTITION), monotonic() + self._timeout

@@ -110,8 +110,9 @@ def test_a_transaction_of_another_client_is_waited_for(kafka: SharedKafka) -> No
     topic.write(own, b"1")
     topic.begin(other, b"other", key=b"shop.other")
     topic.write(own, b"2")
-    with pytest.raises(DestinationUnavailable, match="open transaction"):
+    with pytest.raises(DestinationUnavailable, match="open transaction") as raised:
         topic.read(timeout=1)
+    assert "find-hanging" in (raised.value.fix or "")
     other.commit_transaction(30)
 
     assert topic.read() == b"2"
