@@ -3,7 +3,7 @@
 A commit contains whole transactions. It is due in one of three cases:
 
 - The append stage has been idle for the linger time. If many rows wait: for BUSY_LINGER times the linger time, until no
-  row has arrived for QUIET seconds, or until all rows that the source has sent are here. Rows that arrive while the
+  row has arrived for QUIET seconds, or until the source has no more. Rows that arrive while the
   append stage is busy share one commit.
 - A thread, such as one that copies a table, waits for a position of the commit, and no more rows are queued.
 - The rows of the commit exceed its maximum size, or an open transaction exceeds OPEN_LIMIT.
@@ -239,7 +239,7 @@ class CommitBatcher:
         self._chunks = 0
         self._yielded = self._appended = 0
         self._appended_at = self._arrived_at = 0.0
-        self._has_all = False
+        self._source_is_idle = False
         """True if the source had no more rows when the last frames were decoded."""
         self._is_staged = False
         """True if the last batch has no commit boundary, so its files wait for a later commit."""
@@ -260,10 +260,10 @@ class CommitBatcher:
         self._appended += 1
         self.check_again()
 
-    def record_decoded(self, *, is_all: bool) -> None:
+    def record_decoded(self, *, source_is_idle: bool) -> None:
         """Record whether the source has no more rows than those decoded; if so, check whether a commit is due."""
-        self._has_all = is_all
-        if is_all:
+        self._source_is_idle = source_is_idle
+        if source_is_idle:
             self.check_again()
 
     def check_again(self) -> None:
@@ -308,7 +308,7 @@ class CommitBatcher:
             return None
         if self._pending.ready_bytes < BUSY_BYTES:
             return self._appended_at + self._linger
-        if self._has_all and not more:
+        if self._source_is_idle and not more:
             return 0.0
         return min(self._arrived_at + QUIET, self._appended_at + self._linger * BUSY_LINGER)
 

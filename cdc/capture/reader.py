@@ -233,7 +233,7 @@ class _Session:
                 if self._stop.is_set() and self._decoding.spool.is_replaying:
                     self._frames.close(discard=True)  # a replay may take minutes; the server sends it again
                     return
-            self._batcher.record_decoded(is_all=frames.ends_with_keepalive)
+            self._batcher.record_decoded(source_is_idle=frames.ends_with_keepalive)
             self._metrics.set(metrics.SPOOLED_BYTES, self._decoding.spool.nbytes, self._pipeline)
 
     def _encode(self) -> None:

@@ -36,7 +36,8 @@ POSTGRES_EPOCH: Final = 946_684_800_000_000
 """2000-01-01 UTC in microseconds since 1970; times in the replication protocol begin at 2000-01-01."""
 HEADER: Final = 25
 """Number of bytes of a `w` frame before its message: the letter, start and end of WAL, send time."""
-_KEEPALIVE: Final = ord("k")
+KEEPALIVE_SIZE: Final = 18
+"""Number of bytes of a `k` frame, which is shorter than every `w` frame."""
 _HEX_BYTES: Final = 32
 """Number of bytes of a malformed frame that an error shows: header and start of the message, but no row value."""
 _TIMES: Final = range(-62_135_596_800_000_000, 253_402_300_800_000_000)
@@ -67,7 +68,7 @@ class FrameBatch:
     @property
     def ends_with_keepalive(self) -> bool:
         """True if the last frame is a keepalive: usually the server has then sent all of its WAL."""
-        return len(self) > 0 and self.buffer[self.offsets[-2]] == _KEEPALIVE
+        return len(self) > 0 and bool(self.buffer[self.offsets[-2]] == ord("k"))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

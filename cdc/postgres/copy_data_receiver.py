@@ -24,7 +24,7 @@ from psycopg import pq
 
 from cdc.array_pool import ArrayPool
 from cdc.cached_njit import FunctionNotCached, cached_njit, only_cached
-from cdc.pgoutput.message_parser import FrameBatch
+from cdc.pgoutput.message_parser import KEEPALIVE_SIZE, FrameBatch
 
 LIMIT: Final = 2 << 20
 """Number of bytes after which a batch ends: about 20,000 messages, and a few milliseconds of decoding."""
@@ -104,7 +104,8 @@ def _drain(
             buffer = larger
         _call(copy, buffer.ctypes.data + used, message[0], length)
         _call(free, message[0], 0, 0)
-        reply = reply or (length == 18 and buffer[used] == 107 and buffer[used + 17] == 1)  # noqa: PLR2004 - 'k', 18 bytes
+        is_keepalive = length == KEEPALIVE_SIZE and buffer[used] == 107  # noqa: PLR2004 - 'k'
+        reply = reply or (is_keepalive and buffer[used + length - 1] == 1)
         used += length
         count += 1
         if count == offsets.size:
@@ -257,7 +258,7 @@ def _drain_in_python(
             break
         added.append(bytes(view))
         used += length
-    reply = any(len(frame) == 18 and frame[:1] == b"k" and frame[17] == 1 for frame in added)  # noqa: PLR2004
+    reply = any(len(frame) == KEEPALIVE_SIZE and frame[:1] == b"k" and frame[-1] == 1 for frame in added)
     frames = FrameBatch.of(added)
     buffer, offsets = np.append(buffer[:first], frames.buffer), np.append(offsets[:count], frames.offsets + first)
     return buffer, offsets, count + len(added), length, reply

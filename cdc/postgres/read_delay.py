@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from cdc.pgoutput.message_parser import KEEPALIVE_SIZE
+
 READ_DELAY: Final = 0.001
 """Seconds between the first input and the read, so that one read gets all messages of a small transaction."""
 STEADY_READ_DELAY: Final = 0.020
@@ -17,8 +19,6 @@ One read and one decoding then serve all transactions of this time.
 """
 STEADY_INPUT: Final = 0.050
 """Input is steady if it arrives within this many seconds after changes were read; otherwise READ_DELAY applies."""
-KEEPALIVE_BYTES: Final = 18
-"""Bytes of a keepalive, which is shorter than any other message; a read of nothing else has no changes."""
 BEHIND_READ_DELAY: Final = 0.010
 """Maximum seconds between input and read while the reader is behind; one read then gets more than after READ_DELAY."""
 READ_BYTES: Final = 384 << 10
@@ -68,7 +68,7 @@ class ReadDelay:
             self._rate = nbytes / max(seconds, READ_DELAY)
             self._mean_rate = (self._rate + self._mean_rate) / 2
             self.has_large_messages = nbytes >= LARGE_MESSAGE * messages
-        if nbytes > KEEPALIVE_BYTES * messages:
+        if nbytes > KEEPALIVE_SIZE * messages:  # not keepalives alone
             self._changes_at = now
         self._noted_at = now
 

@@ -86,7 +86,7 @@ def test_a_commit_with_many_rows_is_due_after_a_pause_or_the_longer_linger_time(
 def test_a_commit_with_many_rows_is_due_at_once_when_the_source_has_no_more() -> None:
     batcher = new_batcher(commit_bytes=4 * OPEN_LIMIT)
     batcher.add(decoded(5), 0.01)
-    batcher.record_decoded(is_all=True)
+    batcher.record_decoded(source_is_idle=True)
     assert batcher.next_due(more=False) == LINGER
     batcher.add(decoded(6, wide=True), 0.01)
     assert batcher.next_due(more=True) == pytest.approx(0.01 + QUIET)
@@ -94,7 +94,7 @@ def test_a_commit_with_many_rows_is_due_at_once_when_the_source_has_no_more() ->
     batcher.add(decoded(7, wide=True), 0.02)
     assert batcher.next_due(more=False) is None
     batcher.record_append(0.03)
-    batcher.record_decoded(is_all=False)
+    batcher.record_decoded(source_is_idle=False)
     assert batcher.next_due(more=False) == pytest.approx(0.02 + QUIET)
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from cdc.pgoutput.message_parser import KEEPALIVE_SIZE
 from cdc.postgres.read_delay import (
     BATCH_BYTES,
     BATCH_SECONDS,
     BEHIND_AT_MOST,
     BEHIND_BYTES,
     BEHIND_READ_DELAY,
-    KEEPALIVE_BYTES,
     READ_BYTES,
     READ_DELAY,
     STEADY_READ_DELAY,
@@ -47,7 +47,7 @@ def test_rare_input_is_read_at_once_and_steady_input_is_gathered() -> None:
 
 
 def test_after_keepalives_alone_changes_are_read_at_once() -> None:
-    keepalive = (KEEPALIVE_BYTES, 1, 10.0)
+    keepalive = (KEEPALIVE_SIZE, 1, 10.0)
 
     assert Reads(keepalive).until_next(SOON) == READ_DELAY
     assert Reads((500, 5, 9.99), keepalive).until_next(SOON) == GATHER
