@@ -113,7 +113,7 @@ def _fields(
     """
     texts, found = JsonRows(rows), [group.encoded for group in groups]
     ids = texts.event_ids(log_id)
-    if len(chosen) != rows.num_rows or (np.diff(chosen) != 1).any():
+    if not np.array_equal(chosen, np.arange(rows.num_rows)):
         ids = ids.take(pa.array(chosen))
     if any(one.suffixes is not None for one in found):
         suffixes = pa.array(chain.from_iterable(one.suffixes or [""] * len(one.source) for one in found), pa.string())

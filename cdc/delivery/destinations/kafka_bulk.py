@@ -35,6 +35,8 @@ _TOPIC, _VALUE, _KEY, _FLAGS, _HEADER = 2, 4, 5, 7, 9
 _COPY: Final = 2
 """The client copies the message before the call returns."""
 _PIECES: Final = (_TOPIC, _FLAGS, _KEY, _VALUE, _HEADER, _HEADER, _HEADER)
+_COUNT: Final = ctypes.c_size_t.from_param(len(_PIECES))
+"""Number of pieces, as an argument."""
 _WORDS: Final = 9
 """Words of eight bytes of a piece: its kind, and a union of eight."""
 _HEADERS: Final = [ctypes.create_string_buffer(one.encode()) for one in (ID_HEADER, POSITION_HEADER, XID_HEADER)]
@@ -50,7 +52,7 @@ class BulkSender:
     def __init__(self, producer: Producer, library: Any) -> None:
         self._producer = producer  # so that its handle stays valid
         self._library = library
-        self._handle = ctypes.c_void_p(ctypes.c_void_p.from_address(id(producer) + _HANDLE).value)
+        self._handle = ctypes.c_void_p.from_param(ctypes.c_void_p.from_address(id(producer) + _HANDLE).value)
         memory: Any = ctypes.create_string_buffer(AT_ONCE * len(_PIECES) * _WORDS * np.dtype(np.uint64).itemsize)
         self._messages = np.frombuffer(memory, np.uint64).reshape(AT_ONCE, len(_PIECES), _WORDS)
         self._messages[:, :, 0] = _PIECES
@@ -107,10 +109,9 @@ class BulkSender:
 
     def _pass(self, count: int) -> int:
         """Pass the first messages to the client; return how many it takes."""
-        produce = self._library.rd_kafka_produceva
-        handle, pieces = ctypes.c_void_p.from_param(self._handle.value), ctypes.c_size_t.from_param(len(_PIECES))
+        handle, produce = self._handle, self._library.rd_kafka_produceva
         for number, place in enumerate(self._places[:count]):
-            error = produce(handle, place, pieces)
+            error = produce(handle, place, _COUNT)
             if error is not None:
                 self._library.rd_kafka_error_destroy(ctypes.c_void_p(error))
                 return number

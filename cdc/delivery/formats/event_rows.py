@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -17,16 +16,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.delivery.formats.contract import TOMBSTONE, EncodedEvents, Headers
-from cdc.delivery.formats.position_texts import position_texts
 from cdc.errors import CdcError, EventNotEncodable
 from cdc.json_arrays import concatenated
 from cdc.log_row import Operation
 from cdc.logical_message import message_keys
-from cdc.position import LSN_BITS
+from cdc.position import LSN_BITS, Position
 
 _LSN_MASK: Final = (1 << LSN_BITS) - 1
 _CONTROL: Final = pa.array([Operation.SCHEMA.value, Operation.GENERATION.value])
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_HALF: Final = 32
+"""Bits of the number after the slash of a position; the numbers before it are the same for 4 GiB of WAL."""
+_DIGITS: Final = 8
+"""Maximum number of its digits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +122,35 @@ def run_starts(*columns: np.ndarray) -> np.ndarray:
     is_new = np.ones(len(columns[0]), dtype=bool)
     is_new[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
     return np.flatnonzero(is_new)
+
+
+def position_texts(positions: np.ndarray) -> pa.StringArray:
+    """Return `str(Position(position))` of each position."""
+    high, low = positions >> _HALF, positions & ((1 << _HALF) - 1)
+    # almost always true of the positions in one part of a log, which are in order
+    is_uniform = len(positions) > 0 and high.min() == high.max() and _digits(low.min()) == _digits(low.max())
+    if not is_uniform:
+        return pa.array([str(Position(position)) for position in positions.tolist()], pa.string())
+    prefix = str(Position(int(high[0]) << _HALF)).removesuffix("0").encode()
+    digits = _digits(low[0])
+    text = np.empty((len(positions), len(prefix) + digits), np.uint8)
+    text[:, : len(prefix)] = np.frombuffer(prefix, np.uint8)
+    table = _four_digits()
+    both = np.stack([table[low >> 16], table[low & 0xFFFF]], axis=1)
+    text[:, len(prefix) :] = both.view(np.uint8).reshape(-1, _DIGITS)[:, _DIGITS - digits :]
+    ends = np.arange(0, text.size + 1, text.shape[1], dtype=np.int32)
+    return pa.StringArray.from_buffers(len(positions), pa.py_buffer(ends), pa.py_buffer(text))
+
+
+def _digits(number: np.integer) -> int:
+    return max(1, (int(number).bit_length() + 3) // 4)
+
+
+@lru_cache(maxsize=1)
+def _four_digits() -> np.ndarray:
+    """Return the four hexadecimal digits of each number of 16 bits, as the four bytes of a word."""
+    texts = b"".join(b"%04X" % number for number in range(1 << 16))
+    return np.frombuffer(texts, np.uint32)
 
 
 def _each(values: pa.Array, convert: Callable[[int], str]) -> pa.StringArray:
