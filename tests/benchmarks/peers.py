@@ -22,6 +22,7 @@ from typing import Self
 from cdc.log.disk_format import CHANGES
 from cdc.log.reader import LogReader
 from cdc.lsn import Lsn
+from cdc.pgoutput.load_kernels import load_kernels
 from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.table import TableState
@@ -102,6 +103,7 @@ class Reader:
     """`cdc reader` as a process; leaving the context drains it and fails when it ended badly."""
 
     def __init__(self, place: ReaderPlace) -> None:
+        load_kernels()  # a machine compiles them once, for seconds in which its first reader reads no changes
         self._output = place.folder / "reader.out"
         self._command = [sys.executable, "-m", "cdc", "reader", "-c", str(place.write())]
         self._process: subprocess.Popen[bytes] | None = None
