@@ -71,6 +71,7 @@ pytest_plugins = [
     "tests.fixtures.aws",
     "tests.fixtures.cluster",
     "tests.fixtures.kafka",
+    "tests.fixtures.kafka_cluster",
     "tests.fixtures.moved_clock",
     "tests.fixtures.once",
     "tests.fixtures.opensearch",

@@ -22,11 +22,11 @@ LARGEST: Final = 2 << 20
 
 
 def delivery(server: str, **settings: Any) -> KafkaDelivery:
-    """Settings of a delivery to a broker."""
+    """Settings of a delivery to brokers."""
     given = {
         "name": "to_kafka",
         "type": "kafka",
-        "servers": [server],
+        "servers": server.split(","),
         "max_event_size": LARGEST,
         "timeout": "10s",
         "topics": {"partitions": 3, "config": {"max.message.bytes": str(2 * LARGEST)}},
