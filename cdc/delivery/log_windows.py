@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from cdc.errors import LogTrimmed
 from cdc.log.disk_format import GROUP, LogFile
 from cdc.log.file_selection import EVERY_ROW, TableSelection
-from cdc.log.reader import LogReader, read_file
+from cdc.log.reader import LogReader, RangeReader, read_file
 from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
 
@@ -55,6 +55,8 @@ class LogWindow:
     """The rows that the reader of the window needs."""
     rows: pa.Table | None = None
     """The rows, sorted, if they have been read already."""
+    reader: RangeReader | None = None
+    """Reads the rows of one window after the other."""
 
     @property
     def bootstrap(self) -> Position | None:
@@ -90,9 +92,9 @@ class LogWindow:
         return first, replace(self, after=upto, rows=rows.slice(end))
 
     def _sorted(self, only: TableSelection) -> pa.Table:
-        rows = pa.concat_tables(
-            [LOG_SCHEMA.empty_table(), *(read_file(file, self.after, self.upto, only=only) for file in self.files)]
-        )
+        read = (self.reader or RangeReader()).read
+        found = (read(file, self.after, self.upto, only) for file in self.files)
+        rows = pa.concat_tables([LOG_SCHEMA.empty_table(), *found])
         if not _is_sorted(rows):
             rows = rows.take(pc.sort_indices(rows.select(["position", "ordinal"]), sort_keys=_ORDER))
         return rows.combine_chunks()
@@ -104,6 +106,7 @@ class LogWindows:
     def __init__(self, log: LogReader, only: TableSelection, at_once: int = READ_ROWS) -> None:
         self._log, self._only, self._at_once = log, only, at_once
         self._rest: LogWindow | None = None
+        self._reader = RangeReader()
 
     def next(self, after: Position, bootstrap: Position | None, most: int) -> LogWindow | None:
         """Return what `next_window` returns; fast if the caller continues after the last window."""
@@ -116,6 +119,7 @@ class LogWindows:
                 return None
             if rest.is_large:
                 return next_window(self._log, after, bootstrap, most, self._only)
+            rest = replace(rest, reader=self._reader)
         first, self._rest = rest.split(most)
         return first
 

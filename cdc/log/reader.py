@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
-from functools import lru_cache
+from functools import lru_cache, partial
 from operator import attrgetter, itemgetter
 from threading import RLock
 from typing import Any, Final, NamedTuple, Self
@@ -70,6 +70,12 @@ _MAX_ATTEMPTS: Final = 10
 
 An attempt fails only if a compaction and a trim happen between the two reads.
 """
+
+
+_Read = Callable[[Sequence[int]], pa.Table]
+"""Function that decodes row groups of a file, given their numbers."""
+_Decoded = Callable[[Sequence[int], _Read], pa.Table]
+"""Function that returns the rows of row groups, given their numbers and what decodes them."""
 
 
 class RowSpan(NamedTuple):
@@ -353,10 +359,7 @@ def read_file(
     The result has the given columns of LOG_SCHEMA, or all of them if `columns` is None.
     """
     names = tuple(columns or LOG_SCHEMA.names)
-    parts = list(stream_file(file, after, upto, names, only))
-    if len(parts) == 1:  # small files are read very often
-        return parts[0]
-    return pa.concat_tables([_schema(names).empty_table(), *parts])
+    return _together(list(stream_file(file, after, upto, names, only)), _schema(names))
 
 
 def stream_file(
@@ -366,11 +369,47 @@ def stream_file(
 
     Row groups that the statistics exclude are not read.
     """
-    after = max(after, file.skip_upto)
+    return _stream(file, (after, upto), columns, only, lambda groups, read: read(groups))
+
+
+class RangeReader:
+    """Reads one range of the log after the other. One thread uses it.
+
+    A range usually ends inside a row group, and the next one begins with the rest of it: this row group is decoded
+    once, and kept in between.
+    """
+
+    def __init__(self) -> None:
+        self._begun: tuple[str, int, pa.Table] | None = None
+        """File, number and rows of the row group inside which the last range ended."""
+
+    def read(self, file: LogFile, after: Position, upto: Position, only: TableSelection = EVERY_ROW) -> pa.Table:
+        """Return what `read_file` returns, with all columns."""
+        parts = list(_stream(file, (after, upto), LOG_SCHEMA.names, only, partial(self._decoded, file.path)))
+        if file.last <= upto:
+            self._begun = None
+        return _together(parts, LOG_SCHEMA)
+
+    def _decoded(self, path: str, groups: Sequence[int], read: _Read) -> pa.Table:
+        begun, self._begun = self._begun, None
+        parts = [] if begun is None or begun[:2] != (path, groups[0]) else [begun[2]]
+        *whole, last = groups
+        if whole[len(parts) :]:
+            parts.append(read(whole[len(parts) :]))
+        if whole or not parts:
+            parts.append(read([last]))
+        self._begun = path, last, parts[-1]
+        return pa.concat_tables(parts)
+
+
+def _stream(
+    file: LogFile, within: tuple[Position, Position], columns: Sequence[str], only: TableSelection, decoded: _Decoded
+) -> Iterator[pa.Table]:
+    after, upto = max(within[0], file.skip_upto), within[1]
     schema = _schema(tuple(columns))
-    within = file.first > after and file.last <= upto
+    is_whole = file.first > after and file.last <= upto
     filters = {
-        "position": not within,
+        "position": not is_whole,
         "ordinal": only.ordinals is not None,
         "relation": only.relations is not None,
         "topic": bool(only.globs),
@@ -380,14 +419,20 @@ def stream_file(
         with storage_errors(as_root(file.path, file.options)):
             source = open_data_file(file.path, file.options, file.size)
             parquet = parquet_file(source)
+            in_threads = file.size > SMALL_FILE and can_read_in_threads(source)
+            read = partial(parquet.read_row_groups, columns=needed, use_threads=in_threads)
             for groups in _groups(parquet.metadata, (after, upto), only):
-                rows = parquet.read_row_groups(
-                    groups, columns=needed, use_threads=file.size > SMALL_FILE and can_read_in_threads(source)
-                )
-                found = select_rows(rows if within else _between(rows, after, upto), only).select(columns)
+                rows = decoded(groups, read)
+                found = select_rows(rows if is_whole else _between(rows, after, upto), only).select(columns)
                 yield found if found.schema.equals(schema, check_metadata=True) else found.cast(schema)
     except (OSError, pa.ArrowException) as exc:
         raise unreadable_file_error(file) from exc
+
+
+def _together(parts: Sequence[pa.Table], schema: pa.Schema) -> pa.Table:
+    if len(parts) == 1:  # small files are read very often
+        return parts[0]
+    return pa.concat_tables([schema.empty_table(), *parts])
 
 
 def _between(rows: pa.Table, after: Position, upto: Position) -> pa.Table:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from operator import attrgetter
 from pathlib import Path
+from random import Random
 from threading import Event
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from cdc.errors import LogCorrupt, LogError
-from cdc.log.reader import LogReader, log_exists
+from cdc.log.disk_format import GROUP, LogFile
+from cdc.log.reader import LogReader, RangeReader, log_exists, read_file
 from cdc.log.table_view import REOPEN_AFTER
 from cdc.log.writer import LogWriter
 from cdc.position import Position
@@ -124,3 +130,59 @@ def test_a_log_exists_once_it_was_created(tmp_path: Path) -> None:
     assert not log_exists(tmp_path / "log")
     LogWriter.open(tmp_path / "log", IDENTITY, LIMITS)
     assert log_exists(tmp_path / "log")
+
+
+def large_files(root: Path) -> list[LogFile]:
+    """Three files of several row groups, with a row at each position from 1 on."""
+    writer, rows = LogWriter.open(root, IDENTITY, LIMITS), table(row(1))
+    for number in range(3):
+        positions = pa.array(range(number * 3 * GROUP + 1, (number + 1) * 3 * GROUP + 1), pa.int64())
+        many = rows.take(pa.array([0] * len(positions))).set_column(0, rows.schema.field(0), positions)
+        writer.commit(writer.stage(many), info(positions[-1].as_py()))
+    return sorted(LogReader(root).every_file(), key=attrgetter("first"))
+
+
+def damage_group(path: Path, number: int) -> None:
+    """Overwrite the positions of a row group."""
+    column = pq.read_metadata(path).row_group(number).column(0)
+    with path.open("r+b") as file:
+        file.seek(column.data_page_offset)
+        file.write(b"\xff" * column.total_compressed_size)
+
+
+def test_ranges_that_are_read_one_after_the_other_have_the_same_rows_as_single_ones(tmp_path: Path) -> None:
+    files, random = large_files(tmp_path), Random(3)
+    reader, last = RangeReader(), files[-1].last
+    steps = sorted(random.sample(range(last), 25))
+    jumps = [(random.randrange(last), last) for _ in range(3)]
+
+    back_to_the_first_file = [(3 * GROUP + 3, 3 * GROUP + 7), (0, 5)]
+
+    for after, upto in [*pairwise([0, *steps, last]), *jumps, *back_to_the_first_file]:
+        for file in files:
+            given = (file, Position(after), Position(upto))
+            assert reader.read(*given).equals(read_file(*given))
+
+
+def test_a_row_group_inside_which_a_range_ends_is_decoded_once(tmp_path: Path) -> None:
+    file, reader = large_files(tmp_path)[0], RangeReader()
+    second = (Position(GROUP + 10), Position(GROUP + 20))
+    before = read_file(file, *second)
+
+    reader.read(file, Position(0), second[0])
+    damage_group(Path(file.path), 1)
+
+    assert reader.read(file, *second).equals(before)
+    with pytest.raises(LogCorrupt):
+        read_file(file, *second)
+
+
+def test_a_reader_keeps_no_rows_after_the_end_of_a_file(tmp_path: Path) -> None:
+    file, reader = large_files(tmp_path)[0], RangeReader()
+    end = (Position(file.last - 10), file.last)
+
+    reader.read(file, *end)
+    damage_group(Path(file.path), 2)
+
+    with pytest.raises(LogCorrupt):
+        reader.read(file, *end)
