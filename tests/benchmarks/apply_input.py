@@ -21,6 +21,8 @@ TRANSACTION = 10
 """Changes of one."""
 COMMIT = 100_000
 """Changes of one commit of the log."""
+STARTED = 1_700_000_000_000_000
+"""Commit time of the first transaction, in microseconds since 1970."""
 DELETED = 0.05
 FIRST = 1_000
 RELATION = 16_384
@@ -103,7 +105,7 @@ class Changes:
             "position": FIRST + numbers // TRANSACTION,
             "ordinal": numbers % TRANSACTION,
             "xid": numbers // TRANSACTION + 1,
-            "committed_at": pa.array(1_700_000_000_000_000 + numbers * 100).cast(pa.timestamp("us", "UTC")),
+            "committed_at": pa.array(STARTED + numbers // TRANSACTION * 1000).cast(pa.timestamp("us", "UTC")),
             "relation": np.full(count, RELATION),
             "topic": pa.repeat(pa.scalar(TOPIC), count),
             "op": pa.array(np.where(gone, "d", "u")),
