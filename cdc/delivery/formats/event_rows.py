@@ -77,6 +77,16 @@ class JsonRows:
         numbers = np.repeat(np.arange(len(firsts)), np.diff(np.append(firsts, len(positions))))
         return RowTransactions(firsts, numbers, position_texts(positions[firsts]))
 
+    def once_per_transaction(self, texts: Callable[[JsonRows], pa.StringArray]) -> pa.StringArray:
+        """Return texts that depend on transaction id and commit time only: they are made once where both repeat."""
+        shared = [self.array("xid"), self.array("committed_at")]
+        firsts = run_starts(*(pc.fill_null(column.cast(pa.int64()), -1).to_numpy() for column in shared))
+        if len(firsts) == self.count:
+            return texts(self)
+        numbers = np.repeat(np.arange(len(firsts)), np.diff(np.append(firsts, self.count)))
+        rows = pa.table([column.take(pa.array(firsts)) for column in shared], ["xid", "committed_at"])
+        return texts(JsonRows(rows)).take(pa.array(numbers))
+
     def is_change(self) -> np.ndarray:
         """Return for each row whether it is a change; schema versions and ends of copies are none."""
         return _booleans(pc.invert(pc.is_in(self.array("op"), _CONTROL)))

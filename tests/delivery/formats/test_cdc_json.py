@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from random import Random
+from typing import Any
+
+import pytest
+
 from cdc.delivery.formats.contract import LogicalMessages
 from tests.delivery.formats.changes import (
     ID,
@@ -75,3 +80,28 @@ def test_a_message_has_prefix_kind_and_content() -> None:
         "lsn": 24_023_128, "prefix": None, "transactional": None, "content": "",
     }  # fmt: skip
     assert keys_of(events) == [{"prefix": "a/b"}, {"prefix": None}]
+
+
+def some_change(random: Random, ordinal: int) -> dict[str, Any]:
+    """A change with or without each image, column, and value."""
+    moment = {"xid": random.randint(1, 2), "committed_at": random.randint(1, 2), "ordinal": ordinal}
+    texts = {1: "1", 2: "7", 3: "t", 4: 'a "b"'}
+    images = [
+        {number: random.choice([text, None]) for number, text in texts.items() if random.random() < 0.8 or number == 1}
+        for _ in range(2)
+    ]
+    before, after = (random.choice([None, image, texts]) for image in images)
+    return log_row(random.choice("cudt"), key=random.choice([None, ["1"]]), before=before, after=after, **moment)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_changes_have_the_same_events_together_as_each_alone(seed: int) -> None:
+    random = Random(seed)
+    rows = [some_change(random, ordinal) for ordinal in range(random.randint(1, 8))]
+    encoding = format_named("cdc")
+
+    together = encoding.encode(changes_of(SCHEMA, *rows))
+    alone = [encoding.encode(changes_of(SCHEMA, row)) for row in rows]
+
+    assert together.values.to_pylist() == [event.values[0].as_py() for event in alone]
+    assert together.keys.to_pylist() == [event.keys[0].as_py() for event in alone]
