@@ -72,8 +72,8 @@ An attempt fails only if a compaction and a trim happen between the two reads.
 """
 
 
-_Read = Callable[[Sequence[int]], pa.Table]
-"""Function that decodes row groups of a file, given their numbers."""
+_Read = Callable[..., pa.Table]
+"""Function that decodes row groups of a file, given their numbers; `use_threads` says whether in several threads."""
 _Decoded = Callable[[Sequence[int], _Read], pa.Table]
 """Function that returns the rows of row groups, given their numbers and what decodes them."""
 
@@ -376,7 +376,8 @@ class RangeReader:
     """Reads one range of the log after the other. One thread uses it.
 
     A range usually ends inside a row group, and the next one begins with the rest of it: this row group is decoded
-    once, and kept in between.
+    once, and kept in between. No other threads decode, so that the caller can do something else with the other cores,
+    and because each thread keeps memory: a delivery to Kafka needed 17 MiB more with them.
     """
 
     def __init__(self) -> None:
@@ -395,9 +396,9 @@ class RangeReader:
         parts = [] if begun is None or begun[:2] != (path, groups[0]) else [begun[2]]
         *whole, last = groups
         if whole[len(parts) :]:
-            parts.append(read(whole[len(parts) :]))
+            parts.append(read(whole[len(parts) :], use_threads=False))
         if whole or not parts:
-            parts.append(read([last]))
+            parts.append(read([last], use_threads=False))
         self._begun = path, last, parts[-1]
         return pa.concat_tables(parts)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import confluent_kafka
 import numpy as np
@@ -26,8 +26,8 @@ from cdc.delivery.destinations.event_columns import EventFields
 
 VERSION: Final = "2.16.1"
 """The version of confluent-kafka whose objects are known here."""
-AT_ONCE: Final = 2_000
-"""Number of events whose messages are described at once; their description takes a MiB."""
+AT_ONCE: Final = 500
+"""Number of events whose messages are described at once; their description takes 250 KiB, and so stays in a cache."""
 _HANDLE: Final = object.__basicsize__
 """Offset of the handle in the object of a producer: it is the first field after those of every object."""
 # kinds of pieces, and a flag, of the function rd_kafka_produceva
@@ -35,6 +35,8 @@ _TOPIC, _VALUE, _KEY, _FLAGS, _HEADER = 2, 4, 5, 7, 9
 _COPY: Final = 2
 """The client copies the message before the call returns."""
 _PIECES: Final = (_TOPIC, _FLAGS, _KEY, _VALUE, _HEADER, _HEADER, _HEADER)
+_FIRST: Final = 2
+"""Place of the first piece that each event has of its own."""
 _COUNT: Final = ctypes.c_size_t.from_param(len(_PIECES))
 """Number of pieces, as an argument."""
 _WORDS: Final = 9
@@ -44,6 +46,22 @@ _NOTHING: Final = ctypes.create_string_buffer(8)
 """Memory to which empty values point; a value without an address is NULL."""
 _Memory = tuple[np.ndarray, np.ndarray]
 """Address and number of bytes of each value."""
+
+
+class _Pieces(NamedTuple):
+    """Where the pieces of the messages of some events are."""
+
+    topic_numbers: np.ndarray
+    """Number of the topic of each."""
+    memory: Sequence[_Memory]
+    """Of keys, values and headers, in the order of _PIECES."""
+
+    @classmethod
+    def of(cls, fields: EventFields) -> Self:
+        """Return the pieces of the events."""
+        own = [_memory_of(texts) for texts in (fields.keys, fields.values, fields.ids)]
+        shared = [_memory_of(texts) for texts in (fields.position_texts, fields.xid_texts)]
+        return cls(fields.topic_numbers, own + [(a[fields.transactions], n[fields.transactions]) for a, n in shared])
 
 
 class BulkSender:
@@ -76,14 +94,13 @@ class BulkSender:
 
         fields: of events without more headers.
         """
-        shared = [_memory_of(texts) for texts in (fields.position_texts, fields.xid_texts)]
+        pieces = _Pieces.of(fields)
         with self._topics(fields.topics) as topics:
             while first < len(fields.ids):
-                some = fields.slice(first, first + AT_ONCE)
-                self._describe(some, topics, shared)
-                taken = self._pass(len(some.ids))
+                count = self._describe(pieces, topics, first)
+                taken = self._pass(count)
                 first += taken
-                if taken < len(some.ids):
+                if taken < count:
                     break
         return first
 
@@ -97,15 +114,17 @@ class BulkSender:
             for topic in filter(None, found):
                 self._library.rd_kafka_topic_destroy(ctypes.c_void_p(topic))
 
-    def _describe(self, some: EventFields, topics: np.ndarray, shared: Sequence[_Memory]) -> None:
-        """Write the pieces of the messages. shared: position and transaction id of each transaction."""
-        messages = self._messages[: len(some.ids)]
-        messages[:, 0, 1] = topics[some.topic_numbers]
-        messages[:, 2, 1], messages[:, 2, 2] = _memory_of(some.keys)
-        messages[:, 3, 1], messages[:, 3, 2] = _memory_of(some.values)
-        messages[:, 4, 2], messages[:, 4, 3] = _memory_of(some.ids)
-        for piece, (places, sizes) in enumerate(shared, 5):
-            messages[:, piece, 2], messages[:, piece, 3] = places[some.transactions], sizes[some.transactions]
+    def _describe(self, pieces: _Pieces, topics: np.ndarray, first: int) -> int:
+        """Write the descriptions of the messages from the first one on; return how many there is room for."""
+        some = slice(first, first + AT_ONCE)
+        numbers = pieces.topic_numbers[some]
+        messages = self._messages[: len(numbers)]
+        messages[:, 0, 1] = topics[numbers]
+        for place, (addresses, sizes) in enumerate(pieces.memory, _FIRST):
+            # the first word of a header is the address of its name
+            word = 2 if _PIECES[place] == _HEADER else 1
+            messages[:, place, word], messages[:, place, word + 1] = addresses[some], sizes[some]
+        return len(numbers)
 
     def _pass(self, count: int) -> int:
         """Pass the first messages to the client; return how many it takes."""
