@@ -1,15 +1,16 @@
 """Events of a delivery: reads windows of the log and encodes them.
 
-While the loop waits for the destination, a thread reads and encodes the next window.
+While the loop waits for the destination, a thread reads and encodes the next windows.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from cdc.config.deliveries import DeliverySettings
 from cdc.delivery.destinations.contract import DeliveryIdentity, Event
@@ -24,6 +25,8 @@ from cdc.delivery.transaction_boundaries import TransactionBoundaries, boundarie
 from cdc.log.reader import LogReader
 from cdc.position import Position
 
+AHEAD: Final = 2
+"""Number of windows that are read ahead: the thread also has work while several windows are committed together."""
 _Start = tuple[Position, Position | None]
 """Position and bootstrap of a progress."""
 
@@ -78,7 +81,10 @@ class EventSource:
         self._parked = ParkedEvents(log, self._encoder, self._boundaries, settings.batch)
         self._overload = OverloadPolicy(settings, identity)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"encode {settings.name}")
-        self._ahead: tuple[_Start, Future[EventWindow | None]] | None = None
+        self._ahead = deque[Future[EventWindow | None]]()
+        """Windows after the one that was returned last, each None if there is none, or it has to be read again."""
+        self._end: _Start | None = None
+        """End of the window that was returned last."""
         self._schemas: tuple[Position, Schemas] | None = None
         """Schemas in force at a position, which is usually the end of the window that was read last."""
 
@@ -88,10 +94,14 @@ class EventSource:
         A window without events is returned too, so that the position advances.
         """
         start = (progress.position, progress.bootstrap)
-        found = self._settled(start) or self._read(*start)
-        if found is not None and isinstance(found.parts, list) and not found.window.is_last:
-            following = (found.upto, found.window.bootstrap)
-            self._ahead = following, self._thread.submit(self._read, *following)
+        found = self._read_ahead() if self._end == start else None
+        if found is None:
+            self._settle()
+            found = self._read(*start)
+        if found is not None:
+            self._end = (found.upto, found.window.bootstrap)
+            while len(self._ahead) < AHEAD and _continues(found):
+                self._ahead.append(self._thread.submit(self._read_after, self._ahead[-1] if self._ahead else found))
         return found
 
     def events_of_key(self, letter: ParkedKey, progress: Progress) -> Iterator[list[Event]]:
@@ -99,22 +109,29 @@ class EventSource:
 
         Raises what `ParkedEvents.of` raises.
         """
-        self._settled(None)
+        self._settle()
         yield from self._parked.of(letter, progress)
 
     def close(self) -> None:
         """End the thread."""
         self._thread.shutdown(wait=True, cancel_futures=True)
 
-    def _settled(self, start: _Start | None) -> EventWindow | None:
-        """Wait until the thread has read ahead, and return its window if it begins at `start`."""
-        ahead, self._ahead = self._ahead, None
-        if ahead is None:
+    def _read_ahead(self) -> EventWindow | None:
+        """Return the window that the thread has read first; None if there is none, or it has failed."""
+        if not self._ahead:
             return None
-        if ahead[0] == start:
-            return ahead[1].result()
-        ahead[1].exception()
-        return None
+        first = self._ahead.popleft()
+        return None if first.exception() else first.result()
+
+    def _settle(self) -> None:
+        """Wait until the thread has read ahead, and forget what it has read."""
+        while self._ahead:
+            self._ahead.popleft().exception()
+
+    def _read_after(self, before: EventWindow | Future[EventWindow | None]) -> EventWindow | None:
+        """Return the window after another one; None if that one was not read, or is not to be continued."""
+        window = before if isinstance(before, EventWindow) else before.result()
+        return self._read(window.upto, window.window.bootstrap) if window is not None and _continues(window) else None
 
     def _read(self, after: Position, bootstrap: Position | None) -> EventWindow | None:
         window = self._windows.next(after, bootstrap, self._overload.most(self._settings.batch))
@@ -129,6 +146,11 @@ class EventSource:
         found = list(parts)
         self._schemas = window.upto, parts.schemas_after
         return EventWindow(window, found, committed_at)
+
+
+def _continues(window: EventWindow) -> bool:
+    """Whether to read ahead after a window: its events are in memory, and the log had more."""
+    return isinstance(window.parts, list) and not window.window.is_last
 
 
 class _Parts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from cdc.delivery.destinations.contract import Event
 from cdc.delivery.event_source import EventWindow
 from cdc.delivery.progress import Progress
+from cdc.errors import LogError
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from tests.delivery.destinations.planned import PlannedDestination
@@ -27,6 +29,7 @@ from tests.delivery.sent_log import (
     rewrite_small_files,
     schema_version,
 )
+from tests.log.file_damage import damage_column
 from tests.log.sample_log import ITEMS, ORDERS, commit_rows, schema_row
 
 
@@ -119,6 +122,26 @@ def test_a_window_that_was_read_ahead_is_not_used_after_a_rewind(root: Path):
     again = [event for window in windows(run) for part in window.parts for event in part.encoded.events]
 
     assert again == expected
+
+
+def test_a_window_that_could_not_be_read_ahead_is_read_again(root: Path):
+    writer = begin_log(root)
+    for position in (20, 30, 40, 50):  # so large that each is read alone
+        wide = Random(position).randbytes(8 << 20).hex()
+        commit_rows(writer, change(ORDERS, position, 0, "1", after=[(1, "1"), (2, wide)]))
+    run, expected = run_over(root), events_of(run_over(root))
+    file = next(Path(one.path) for one in run.log.every_file() if one.first == 40)
+    content = file.read_bytes()
+    damage_column(file, "after")
+    found = windows(run)
+    read = list(islice(found, 3))
+
+    with pytest.raises(LogError):
+        next(found)
+    file.write_bytes(content)
+    read += windows(run, Progress(log_id=run.log.log_id, position=read[-1].upto))
+
+    assert [event for window in read for part in window.parts for event in part.encoded.events] == expected
 
 
 def test_a_window_has_the_commit_time_of_its_last_transaction(root: Path):

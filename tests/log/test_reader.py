@@ -10,7 +10,6 @@ from random import Random
 from threading import Event
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from cdc.errors import LogCorrupt, LogError
@@ -19,6 +18,7 @@ from cdc.log.reader import LogReader, RangeReader, log_exists, read_file
 from cdc.log.table_view import REOPEN_AFTER
 from cdc.log.writer import LogWriter
 from cdc.position import Position
+from tests.log.file_damage import damage_column
 from tests.log.rows import IDENTITY, LIMITS, info, row, schema_of, table
 
 
@@ -142,14 +142,6 @@ def large_files(root: Path) -> list[LogFile]:
     return sorted(LogReader(root).every_file(), key=attrgetter("first"))
 
 
-def damage_group(path: Path, number: int) -> None:
-    """Overwrite the positions of a row group."""
-    column = pq.read_metadata(path).row_group(number).column(0)
-    with path.open("r+b") as file:
-        file.seek(column.data_page_offset)
-        file.write(b"\xff" * column.total_compressed_size)
-
-
 def test_ranges_that_are_read_one_after_the_other_have_the_same_rows_as_single_ones(tmp_path: Path) -> None:
     files, random = large_files(tmp_path), Random(3)
     reader, last = RangeReader(), files[-1].last
@@ -170,7 +162,7 @@ def test_a_row_group_inside_which_a_range_ends_is_decoded_once(tmp_path: Path) -
     before = read_file(file, *second)
 
     reader.read(file, Position(0), second[0])
-    damage_group(Path(file.path), 1)
+    damage_column(Path(file.path), "position", 1)
 
     assert reader.read(file, *second).equals(before)
     with pytest.raises(LogCorrupt):
@@ -182,7 +174,7 @@ def test_a_reader_keeps_no_rows_after_the_end_of_a_file(tmp_path: Path) -> None:
     end = (Position(file.last - 10), file.last)
 
     reader.read(file, *end)
-    damage_group(Path(file.path), 2)
+    damage_column(Path(file.path), "position", 2)
 
     with pytest.raises(LogCorrupt):
         reader.read(file, *end)
