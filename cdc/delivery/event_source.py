@@ -17,7 +17,7 @@ from cdc.delivery.destinations.contract import DeliveryIdentity, Event
 from cdc.delivery.event_encoder import EventEncoder, Schemas
 from cdc.delivery.event_part import EventPart
 from cdc.delivery.formats.contract import Format
-from cdc.delivery.log_windows import LogWindow, LogWindows
+from cdc.delivery.log_windows import MOST_BYTES, LogWindow, LogWindows
 from cdc.delivery.overload import NO_ROWS, OverloadPolicy, Selection
 from cdc.delivery.parked_events import ParkedEvents
 from cdc.delivery.progress import ParkedKey, Progress
@@ -27,6 +27,8 @@ from cdc.position import Position
 
 AHEAD: Final = 2
 """Number of windows that are read ahead: the thread also has work while several windows are committed together."""
+LARGE: Final = MOST_BYTES // 4
+"""Bytes of the rows of a window from which only one is read ahead, so that it needs no more memory."""
 _Start = tuple[Position, Position | None]
 """Position and bootstrap of a progress."""
 
@@ -100,7 +102,7 @@ class EventSource:
             found = self._read(*start)
         if found is not None:
             self._end = (found.upto, found.window.bootstrap)
-            while len(self._ahead) < AHEAD and _continues(found):
+            while len(self._ahead) < _ahead(found):
                 self._ahead.append(self._thread.submit(self._read_after, self._ahead[-1] if self._ahead else found))
         return found
 
@@ -131,7 +133,7 @@ class EventSource:
     def _read_after(self, before: EventWindow | Future[EventWindow | None]) -> EventWindow | None:
         """Return the window after another one; None if that one was not read, or is not to be continued."""
         window = before if isinstance(before, EventWindow) else before.result()
-        return self._read(window.upto, window.window.bootstrap) if window is not None and _continues(window) else None
+        return self._read(window.upto, window.window.bootstrap) if window is not None and _ahead(window) else None
 
     def _read(self, after: Position, bootstrap: Position | None) -> EventWindow | None:
         window = self._windows.next(after, bootstrap, self._overload.most(self._settings.batch))
@@ -148,9 +150,12 @@ class EventSource:
         return EventWindow(window, found, committed_at)
 
 
-def _continues(window: EventWindow) -> bool:
-    """Whether to read ahead after a window: its events are in memory, and the log had more."""
-    return isinstance(window.parts, list) and not window.window.is_last
+def _ahead(window: EventWindow) -> int:
+    """Return how many windows to read ahead after one; none if its events are not in memory, or the log has no more."""
+    rows = window.window.rows
+    if rows is None or not isinstance(window.parts, list) or window.window.is_last:
+        return 0
+    return AHEAD if rows.nbytes < LARGE else 1
 
 
 class _Parts:

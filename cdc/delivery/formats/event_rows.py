@@ -80,7 +80,9 @@ class JsonRows:
     def once_per_transaction(self, texts: Callable[[JsonRows], pa.StringArray]) -> pa.StringArray:
         """Return texts that depend on transaction id and commit time only: they are made once where both repeat."""
         shared = [self.array("xid"), self.array("committed_at")]
-        firsts = run_starts(*(pc.fill_null(column.cast(pa.int64()), -1).to_numpy() for column in shared))
+        if any(column.null_count for column in shared):
+            return texts(self)
+        firsts = run_starts(*(column.cast(pa.int64()).to_numpy() for column in shared))
         if len(firsts) == self.count:
             return texts(self)
         numbers = np.repeat(np.arange(len(firsts)), np.diff(np.append(firsts, self.count)))
