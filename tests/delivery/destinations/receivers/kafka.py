@@ -5,20 +5,24 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
+from time import monotonic
 from typing import Any, Final
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from cdc.config.destinations import KafkaDelivery
 from cdc.delivery.destinations import new_destination
 from cdc.delivery.destinations.contract import ID_HEADER, DeliveryIdentity
 from tests.delivery.destinations.receivers import Received, Receiver
 from tests.fixtures.kafka import PASSWORD, KafkaServer
+from tests.fixtures.waiting import until
 
 CRASH_POINTS: Final = ("kafka_initialized:1", "kafka_flushed", "kafka_committed")
 LARGEST: Final = 2 << 20
+LONGEST_COMMIT: Final = 5.0
+"""Seconds from the answer to a commit to its markers, at most."""
 
 
 def delivery(server: str, **settings: Any) -> KafkaDelivery:
@@ -56,7 +60,11 @@ def committed(server: str, prefix: str) -> list[Received]:
 
 
 def messages(server: str, prefix: str) -> list[Any]:
-    """Every committed message of the topics with a prefix, each partition in order."""
+    """Every committed message of the topics with a prefix, each partition in order.
+
+    A commit is answered before the partitions have its markers, so messages that are not committed are waited for; not
+    for long, because nobody may commit them.
+    """
     consumer = Consumer(
         {
             "bootstrap.servers": server,
@@ -75,10 +83,24 @@ def messages(server: str, prefix: str) -> list[Any]:
         if name.startswith(prefix)
         for number in topic.partitions
     ]
+    deadline = monotonic() + LONGEST_COMMIT
+    until(lambda: monotonic() > deadline or not _has_open_transaction(server, parts), "no open transaction")
     try:
         return _read(consumer, parts)
     finally:
         consumer.close()
+
+
+def _has_open_transaction(server: str, parts: Collection[TopicPartition]) -> bool:
+    """Whether a partition has messages that are neither committed nor aborted."""
+    if not parts:
+        return False
+    admin, latest = admin_client(server), dict.fromkeys(parts, OffsetSpec.latest())
+    ends = [
+        [answer.result().offset for answer in admin.list_offsets(latest, isolation_level=level).values()]
+        for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
+    ]
+    return ends[0] != ends[1]
 
 
 def end_offset(server: str, topic: str) -> int:
