@@ -100,7 +100,7 @@ def concatenated(pieces: Sequence[pa.Array | str], limit: int = MAX_STRING_BYTES
     count = len(arrays[0]) if arrays else 1
     is_large = any(array.type == _LARGE for array in arrays) or sum(_bytes_of(piece, count) for piece in merged) > limit
     text_type = _LARGE if is_large else pa.string()
-    typed = [_scalar(piece, text_type) if isinstance(piece, str) else _as(piece, text_type) for piece in merged]
+    typed = [_scalar(piece, text_type) if isinstance(piece, str) else _cast(piece, text_type) for piece in merged]
     return pc.binary_join_element_wise(*typed, _scalar("", text_type))
 
 
@@ -133,13 +133,13 @@ def text_bytes(texts: pa.StringArray) -> np.ndarray:
     return np.frombuffer(content, dtype=np.uint8)[first:last]
 
 
+def _cast(texts: pa.StringArray, text_type: pa.DataType) -> pa.StringArray:
+    return texts if texts.type == text_type else texts.cast(text_type)
+
+
 @lru_cache(maxsize=256)
 def _scalar(text: str, text_type: pa.DataType) -> pa.Scalar:
     return pa.scalar(text, text_type)
-
-
-def _as(texts: pa.Array, text_type: pa.DataType) -> pa.Array:
-    return texts if texts.type == text_type else texts.cast(text_type)
 
 
 def _bytes_of(piece: pa.Array | str, count: int) -> int:
