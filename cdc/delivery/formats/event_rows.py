@@ -74,8 +74,7 @@ class JsonRows:
         """The transactions of the rows, which many texts are made of."""
         positions = self.array("position").to_numpy()
         firsts = run_starts(positions)
-        numbers = np.repeat(np.arange(len(firsts)), np.diff(np.append(firsts, len(positions))))
-        return RowTransactions(firsts, numbers, position_texts(positions[firsts]))
+        return RowTransactions(firsts, run_numbers(firsts, self.count), position_texts(positions[firsts]))
 
     def once_per_transaction(self, texts: Callable[[JsonRows], pa.StringArray]) -> pa.StringArray:
         """Return texts that depend on transaction id and commit time only: they are made once where both repeat."""
@@ -85,9 +84,8 @@ class JsonRows:
         firsts = run_starts(*(column.cast(pa.int64()).to_numpy() for column in shared))
         if len(firsts) == self.count:
             return texts(self)
-        numbers = np.repeat(np.arange(len(firsts)), np.diff(np.append(firsts, self.count)))
         rows = pa.table([column.take(pa.array(firsts)) for column in shared], ["xid", "committed_at"])
-        return texts(JsonRows(rows)).take(pa.array(numbers))
+        return texts(JsonRows(rows)).take(pa.array(run_numbers(firsts, self.count)))
 
     def is_change(self) -> np.ndarray:
         """Return for each row whether it is a change; schema versions and ends of copies are none."""
@@ -134,6 +132,11 @@ def run_starts(*columns: np.ndarray) -> np.ndarray:
     is_new = np.ones(len(columns[0]), dtype=bool)
     is_new[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
     return np.flatnonzero(is_new)
+
+
+def run_numbers(firsts: np.ndarray, count: int) -> np.ndarray:
+    """Return for each of `count` rows the number of its run. firsts: what `run_starts` returned"""
+    return np.repeat(np.arange(len(firsts)), np.diff(np.append(firsts, count)))
 
 
 def position_texts(positions: np.ndarray) -> pa.StringArray:
