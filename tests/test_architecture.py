@@ -1,4 +1,4 @@
-"""Architecture: who may import whom, how large things may be, and how they may be called."""
+"""Architecture: who may import whom, how large functions may be, and how they may be called."""
 
 from __future__ import annotations
 
@@ -86,58 +86,6 @@ INDEPENDENT = {
     "pipelines.sinks.search": frozenset({"pipelines.sinks.delta"}),
 }
 """What a package may not import although it is above: cdc imports no Spark job, and no sink imports another."""
-FAN_OUT = 12
-"""Modules of ours that one module imports, at most."""
-WIDE = {
-    # put a process together
-    "cdc.capture.reader_process": 15,
-    "cdc.capture.reader": 24,
-    "cdc.demo.run": 18,
-    "pipelines.sink_loop": 13,
-    "pipelines.apply_process": 15,
-    "pipelines.views.view_worker": 15,
-    # commands: each imports what it calls when it is called
-    "cdc.cli.deliveries": 13,
-    "cdc.cli.log_changes": 13,
-    "cdc.cli.run": 13,
-    "cdc.cli.slots": 13,
-    "cdc.cli.log_storage": 14,
-    "cdc.cli.tables": 15,
-    # contain the order of one procedure, and leave each of its steps to the module that owns it
-    "cdc.demo.sink_steps": 14,
-    "cdc.capture.failover": 19,
-    "cdc.capture.initial_snapshot": 27,
-    "cdc.capture.operator_recovery": 19,
-    "cdc.capture.source_move": 21,
-    "cdc.capture.startup_checks": 26,
-    "cdc.log.audit.drop_file": 18,
-    "pipelines.new_sink_check": 14,
-    "pipelines.replaying.latest_rows": 13,
-    "pipelines.replaying.rebuild": 19,
-    "pipelines.replaying.replay": 24,
-    "pipelines.sinks.delta.staged_targets": 19,
-    "pipelines.sinks.search.sink": 13,
-    "pipelines.sinks.search_server.sink": 18,
-    "pipelines.verification.log_rows": 18,
-    "pipelines.views.view_engine": 13,
-    "pipelines.verification.repair": 13,
-    "pipelines.verification.verify": 17,
-    # pass rows from one stage to the next, and report them
-    "cdc.capture.decode_stage": 18,
-    "cdc.capture.reader_monitor": 13,
-    "cdc.snapshot.backfill": 13,
-    "cdc.snapshot.backfill_worker": 17,
-    "cdc.snapshot.chunk_copier": 17,
-    "pipelines.compaction.run_writer": 13,
-    "pipelines.range_folder": 13,
-    "pipelines.sinks.delta.history_merge": 13,
-}
-"""Modules that import more, with their number; it may not grow, and an entry that is too high is lowered."""
-LOOPS = ("cdc/capture/reader.py", "cdc/delivery/delivery_loop.py", "pipelines/sink_loop.py")
-LOOP_LINES = 260
-FILE_LINES = 600
-TABLES = {"cdc/errors.py"}
-"""Files that are one table: every error with its code, reaction and remedy is found in one place."""
 COMMAND_TOP = ("cdc.cli", "cdc.errors", "cdc.command_output", "cdc.DEFAULT_CONFIG")
 """What a module of a command may import before its command runs: each import costs every command its time."""
 BODY_LINES = 60
@@ -283,13 +231,6 @@ def test_commands_import_nothing_heavy_at_the_top(module: Module) -> None:
 
 
 @of_every()
-def test_files_stay_within_their_lines(module: Module) -> None:
-    if module.place in TABLES:
-        return
-    assert len(module.text.splitlines()) <= (LOOP_LINES if module.place in LOOPS else FILE_LINES)
-
-
-@of_every()
 def test_functions_stay_within_their_lines(module: Module) -> None:
     kernel = module.name in KERNELS
     long = {function.name for function in module.functions if function.body_lines > BODY_LINES}
@@ -329,21 +270,6 @@ def test_a_public_class_name_has_one_meaning() -> None:
                 found.setdefault(one.name, []).append(module.name)
 
     assert {name: places for name, places in found.items() if len(places) > 1} == {}
-
-
-@of_every("cdc", "pipelines")
-def test_a_module_imports_few_others(module: Module) -> None:
-    own = {name for name in _needed(module) if name in _packages() and name != module.name}
-
-    assert len(own) <= WIDE.get(module.name, FAN_OUT), f"imports {len(own)} modules of ours"
-
-
-def test_no_module_has_room_for_imports_that_it_does_not_need() -> None:
-    counts = {
-        m.name: len([n for n in _needed(m) if n in _packages() and n != m.name]) for m in modules("cdc", "pipelines")
-    }
-
-    assert {name: counts.get(name, 0) for name, most in WIDE.items() if counts.get(name, 0) != most} == {}
 
 
 @of_every()
