@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import Future
+from itertools import count
+from pathlib import Path
 
 import pytest
 
@@ -11,11 +14,14 @@ from cdc.demo.shop_workload import Workload
 from cdc.errors import SinkUnavailable
 from cdc.stores.search_server.index_names import number_of
 from cdc.stores.search_server.reader import SearchServerReader
+from tests.faults import index_driver
 from tests.faults.test_kill_reader import KILLED, prepare
-from tests.fixtures.http_relay import HttpRelay, LoseAnswer
+from tests.fixtures import forked
+from tests.fixtures.http_relay import HttpRelay, KillClient, LoseAnswer
 from tests.fixtures.pipeline import Pipeline
 from tests.fixtures.postgres import run_sql
 from tests.fixtures.search_sinks import search_sink
+from tests.pipelines.sinks.search_server.server_sink import Index, items
 
 FAILPOINTS = [
     "search_before_rows:2",
@@ -91,6 +97,43 @@ def test_a_killed_rebuild_of_an_index_is_begun_again_and_searches_use_the_old_on
     pipeline.wait(lambda: states(find) == dict.fromkeys(NUMBERS, "streaming"), "both tables stream")
     envelope = pipeline.verify()
     assert envelope["ok"], f"{envelope}\n{pipeline.output()}"
+
+
+MAKES_AN_INDEX = r"^PUT /[^/_]+(\?|$)|^PUT /.*/_(alias|mapping)|^POST /_aliases"
+
+
+@pytest.mark.parametrize("step", index_driver.STEPS)
+@pytest.mark.parametrize("carried_out", [False, True], ids=["before", "after"])
+def test_a_driver_killed_at_any_request_that_makes_an_index_or_an_alias_is_continued(
+    opensearch, opensearch_relay: HttpRelay, tmp_path: Path, step: str, *, carried_out: bool
+):
+    kills = 0
+    for request in count():
+        find = search_sink(opensearch, index=f"{opensearch.prefix}{request}.{{schema}}.{{table}}")
+        for earlier in index_driver.STEPS[: index_driver.STEPS.index(step)]:
+            index_driver.drive(find, earlier)
+        if not is_killed_at(request, find.access.index, step, opensearch_relay, tmp_path, carried_out=carried_out):
+            break
+        kills += 1
+        index_driver.drive(find, step)
+        expected = {"copy": {"1": "a", "2": "b"}, "column": {"1": "A", "2": "b"}, "replay": {"1": "rebuilt", "2": "b"}}
+        assert items(find) == expected[step], f"killed at request {request}"
+        assert {key: row["item"] for key, row in Index(find).search().items()} == expected[step]
+    assert kills >= {"copy": 3, "column": 2, "replay": 3}[step]
+
+
+def is_killed_at(request: int, index: str, step: str, relay: HttpRelay, folder: Path, *, carried_out: bool) -> bool:
+    """Take a step in a process of its own that is killed at a request; False if it makes fewer such requests."""
+    client = Future[int]()
+    relay.faults.clear()
+    relay.fault(MAKES_AN_INDEX, KillClient(client, carried_out), skip=request)
+    with (folder / f"{step}.{request}").open("w+") as output:
+        process = forked.start("tests.faults.index_driver", relay.url, index, step, output=output)
+        client.set_result(process.pid)
+        status = process.wait(60)
+        output.seek(0)
+        assert status in {0, KILLED}, output.read()
+    return status == KILLED
 
 
 NUMBERS = {"shop.customers": 1, "shop.products": 1}

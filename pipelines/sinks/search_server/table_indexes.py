@@ -137,18 +137,25 @@ class TableIndexes:
 
     def _prepare(self, table: TableIndex, alias: str, *, must_exist: bool) -> None:
         index, topic = table.index, table.shape.schema.topic
-        found = self._client.ask("GET", f"/{index}/_mapping", allowed=(HTTPStatus.NOT_FOUND,))
-        if found.status != HTTPStatus.NOT_FOUND:
-            self._follow(table, found.body[index]["mappings"])
+        present = self._client.ask("GET", f"/{index}", allowed=(HTTPStatus.NOT_FOUND,))
+        if present.status != HTTPStatus.NOT_FOUND:
+            mappings = present.body[index]["mappings"]
+            if owner_of(mappings) != self._owner:
+                raise IndexOfAnotherOwner(f"index {index!r} belongs to somebody else")
+            if write_alias(index) not in present.body[index]["aliases"]:
+                # an earlier version of cdc was killed between two requests, or somebody removed the alias
+                self._client.ask("PUT", f"/{index}/_alias/{write_alias(index)}")
+            self._follow(table, mappings)
             return
         if must_exist:
             raise IndexMissing(f"index {index!r} of table {topic!r} was deleted on the search server")
         self.check_free(alias)
         body = index_body(self._fields(table), self._meta(table), self._access.settings, self._access.mappings)
+        # index and alias in one request: a driver that is killed leaves both or neither
+        body["aliases"] = {write_alias(index): {}}
         created = self._client.ask("PUT", f"/{index}", body, allowed=(HTTPStatus.BAD_REQUEST,))
         if created.status == HTTPStatus.BAD_REQUEST and created.error_type != "resource_already_exists_exception":
             raise self._conflict(created, f"to create index {index!r}")
-        self._client.ask("PUT", f"/{index}/_alias/{write_alias(index)}")
 
     def _fields(self, table: TableIndex) -> dict[str, Any]:
         return field_types(table.columns, self._access.field_types, self._client.engine)
@@ -181,9 +188,7 @@ class TableIndexes:
         self._put_mapping(index, {"_meta": {META: {**meta, UNUSED_SINCE: int(time.time())}}})
 
     def _follow(self, table: TableIndex, mappings: Mapping[str, Any]) -> None:
-        """Make an existing index follow the columns of its table."""
-        if owner_of(mappings) != self._owner:
-            raise IndexOfAnotherOwner(f"index {table.index!r} belongs to somebody else")
+        """Make an existing index of this sink follow the columns of its table."""
         marked: Mapping[str, Any] = mappings["_meta"][META]
         meta = {name: value for name, value in marked.items() if name != UNUSED_SINCE}
         if meta != marked:

@@ -33,9 +33,17 @@ def test_an_index_is_created_although_answers_are_lost(opensearch, client, opens
     fault = opensearch_relay.fault(r"^PUT", LoseAnswer(), times=2)
     table = indexes(opensearch, client).of(SHAPE, None, 1)
 
-    assert fault.done == 2
+    assert fault.done == 2  # the second attempt is told that the index exists
     assert client.ask("GET", f"/{table.index}/_alias").body[table.index]["aliases"] == {f"{table.index}.w": {}}
     assert indexes(opensearch, client).of(SHAPE, table.index, 1) == table
+
+
+def test_an_index_without_its_alias_for_writing_gets_it_back(opensearch, client):
+    table = indexes(opensearch, client).of(SHAPE, None, 1)
+    client.ask("DELETE", f"/{table.index}/_alias/{table.index}.w")
+    indexes(opensearch, client).of(SHAPE, table.index, 1)
+
+    assert client.ask("GET", f"/{table.index}/_alias").body[table.index]["aliases"] == {f"{table.index}.w": {}}
 
 
 def test_another_sink_or_log_does_not_get_the_index(opensearch, client):
