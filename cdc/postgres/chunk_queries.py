@@ -7,6 +7,7 @@ Postgres parses it as a value of the column's type.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -56,10 +57,13 @@ _COLUMNS: Final = """
     SELECT attname, atttypid::bigint FROM pg_attribute WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped
     ORDER BY attnum
 """
-_OPEN: Final = """
-    SELECT pg_current_snapshot()::text, least(
-        now(), (SELECT min(xact_start) FROM pg_stat_activity), (SELECT min(prepared) FROM pg_prepared_xacts))
+# a row of another role's session has its xid, but its start only for roles with pg_read_all_stats
+_STARTS: Final = """
+    SELECT backend_xid::text::bigint, xact_start FROM pg_stat_activity WHERE backend_xid IS NOT NULL
+    UNION ALL SELECT transaction::text::bigint, prepared FROM pg_prepared_xacts
 """
+_POLL_INTERVAL: Final = 0.02
+"""Seconds between two checks whether transactions have ended; SQL has no statement that waits for their end."""
 # to_jsonb: filters came with version 15
 _FILTER: Final = """
     SELECT to_jsonb(t) ->> 'rowfilter' FROM pg_publication_tables t
@@ -205,12 +209,37 @@ def replay_lag(conn: psycopg.Connection, standby: str) -> int | None:
     return None if row is None else int(row[0])
 
 
-def open_transactions(conn: psycopg.Connection) -> tuple[Visibility, datetime]:
-    """Return the visibility of a snapshot taken now, and the start time of the oldest open transaction."""
+def open_xids(conn: psycopg.Connection, patience: float) -> frozenset[int]:
+    """Return the low 32 bits of the xids of transactions that are open and do not end within `patience` seconds.
+
+    Most transactions end within milliseconds. A transaction that has committed but waits for a synchronous standby is
+    open: snapshots do not see it. Every role learns this from a snapshot, whatever
+    `pg_stat_activity` hides from it.
+    """
+    deadline = time.monotonic() + patience
     with map_errors():
-        row = conn.execute(_OPEN).fetchone()
+        running = _running(conn)
+        while running and time.monotonic() < deadline:
+            time.sleep(_POLL_INTERVAL)
+            running &= _running(conn)
+    return frozenset(xid % _XIDS for xid in running)
+
+
+def _running(conn: psycopg.Connection) -> frozenset[int]:
+    row = conn.execute("SELECT pg_current_snapshot()::text").fetchone()
     assert row is not None  # noqa: S101 - a SELECT without FROM has one row
-    return Visibility.parse(row[0]), row[1]
+    return Visibility.parse(row[0]).running
+
+
+def oldest_start(conn: psycopg.Connection, xids: frozenset[int]) -> datetime | None:
+    """Return the start of the oldest of these open transactions; None if the role may not see all of the starts.
+
+    `xids` are the low 32 bits of the xids.
+    """
+    with map_errors():
+        starts = conn.execute(_STARTS).fetchall()
+    known = [start for xid, start in starts if xid in xids and start is not None]
+    return min(known) if known and len(known) == len(xids) else None
 
 
 def key_range_query(

@@ -13,17 +13,20 @@ from datetime import timedelta
 from typing import Any, Final
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.log.bucket_files import Root
 from cdc.log.reader import LogReader, read_file
-from cdc.log_row import Operation
+from cdc.log_row import HEARTBEAT_PREFIX, Operation
 from cdc.position import Position
-from cdc.postgres.chunk_queries import open_transactions
+from cdc.postgres.chunk_queries import oldest_start, open_xids
+from cdc.postgres.connection import is_standby
+from cdc.postgres.logical_messages import emit_message
 
 CLOCK_SLACK: Final = timedelta(minutes=1)
 """Maximum time by which a commit timestamp may be lower than the timestamp of an earlier commit."""
+SHORT_TRANSACTION: Final = 2.0
+"""Seconds in which most transactions end; the log is searched only for transactions that stay open longer."""
 _COLUMNS: Final = ["relation", "key", "old_key", "partial"]
 
 
@@ -77,20 +80,26 @@ def unconfirmed_xids(conn: Any, root: Root) -> np.ndarray:
     """Return the distinct xids of transactions in the log that a new snapshot does not see; usually there are none.
 
     A transaction can be in the stream before snapshots see it, for example while it waits for a synchronous standby.
-    Only the newest files of the log are read, because such a transaction committed recently. Transactions of an earlier
-    epoch do not count: after a promotion that lost them, their xids are those of later transactions.
+    It then is one of the open transactions that a snapshot lists, if a later transaction has ended. `conn` is in
+    autocommit mode. A standby shows each commit before it decodes it, so on a standby there are none.
+
+    The log is searched for these transactions back to the start of the oldest one, or to the beginning of the epoch if
+    the role may not see when they started. Transactions of an earlier epoch do not count: after a promotion that lost
+    them, their xids are those of later transactions.
     """
-    visibility, oldest = open_transactions(conn)
-    log, found, since = LogReader(root), [np.empty(0, np.int64)], pa.scalar(oldest - CLOCK_SLACK)
+    if is_standby(conn):
+        return np.empty(0, np.int64)
+    emit_message(conn, HEARTBEAT_PREFIX, "snapshot")  # the transaction that is later than all in the log
+    sought = open_xids(conn, SHORT_TRANSACTION)
+    since = oldest_start(conn, sought)
+    log, found = LogReader(root), set[int]()
     upto = log.durable or Position(0)
     after = Position.of(0, upto.epoch)
     for file in sorted(log.every_file(), key=lambda file: file.last, reverse=True):
-        if file.last <= after:
+        if file.last <= after or found == sought:
             break
         rows = read_file(file, after, upto, ["xid", "committed_at"])
-        late = rows.filter(pc.greater_equal(rows["committed_at"], since))
-        if rows.num_rows and not late.num_rows:
+        found.update(sought.intersection(rows["xid"].unique().to_pylist()))
+        if since is not None and rows.num_rows and pc.max(rows["committed_at"]).as_py() < since - CLOCK_SLACK:
             break
-        xids = late["xid"].unique().to_numpy()
-        found.append(xids[~visibility.sees(xids)])
-    return np.unique(np.concatenate(found))
+    return np.array(sorted(found), np.int64)

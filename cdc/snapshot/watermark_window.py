@@ -148,6 +148,8 @@ class _OpenTransaction:
     batches: list[pa.RecordBatch] = field(default_factory=list)
     nbytes: int = 0
     lost: bool = False
+    xids: list[np.ndarray] = field(default_factory=list)
+    """The transaction's xid, once there are rows."""
 
 
 class WatermarkWindows:
@@ -238,10 +240,11 @@ class WatermarkWindows:
     def track_xids(self, *, on: bool) -> Position:
         """Start or stop recording the xids of received transactions, and return the last received position.
 
-        The method also discards all open windows, except those with `outlives_copies`.
+        The transaction that the stream is receiving is recorded too. The method also discards all open windows, except
+        those with `outlives_copies`.
         """
         with self._changed:
-            self._is_tracking, self._xids = on, []
+            self._is_tracking, self._xids = on, [*self._open_transaction.xids] if on else []
             self._windows = {token: window for token, window in self._windows.items() if window.outlives_copies}
             return self._received
 
@@ -351,8 +354,12 @@ class WatermarkWindows:
 
     def _add_open_rows(self, rows: pa.RecordBatch, nbytes: int) -> None:
         self._open_transaction.nbytes += nbytes
+        self._open_transaction.xids = [_distinct(rows["xid"])]
         if self._open_transaction.nbytes > OPEN_TRANSACTION_LIMIT:
-            self._open_transaction = _OpenTransaction(nbytes=self._open_transaction.nbytes, lost=True)
+            open_transaction = self._open_transaction
+            self._open_transaction = _OpenTransaction(
+                nbytes=open_transaction.nbytes, lost=True, xids=open_transaction.xids
+            )
         elif not self._open_transaction.lost:
             self._open_transaction.batches.append(rows)
 

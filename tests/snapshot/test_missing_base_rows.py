@@ -10,7 +10,9 @@ import pytest
 from cdc.log.writer import LogWriter
 from cdc.log_row import Operation
 from cdc.position import Position
-from cdc.snapshot.missing_base_rows import keys_without_base, moved_keys_without_base
+from cdc.postgres.connection import connect
+from cdc.snapshot.missing_base_rows import keys_without_base, moved_keys_without_base, unconfirmed_xids
+from tests.fixtures.postgres import reader_of
 from tests.log.rows import IDENTITY, LIMITS, info, row, table
 
 RELATION = 16384
@@ -54,3 +56,17 @@ def test_a_full_image_is_a_base_row(writer: LogWriter, tmp_path: Path) -> None:
     commit(writer, 5, deleted("a"), partial("b", "a"))
     commit(writer, 6, {"key": ["b"]})
     assert moved_keys_without_base(tmp_path, RELATION, START, END, [("a",)]) == []
+
+
+def test_an_old_transaction_that_snapshots_do_not_see_is_found_by_a_role_that_sees_no_other_session(
+    writer: LogWriter, tmp_path: Path, database: str
+) -> None:
+    """A commit waits for a synchronous standby as long as the standby is away; an open transaction looks the same."""
+    with connect(database, autocommit=False) as waiting, reader_of(database) as own_dsn, connect(own_dsn) as own:
+        xid = waiting.execute("SELECT pg_current_xact_id()::xid::text::bigint").fetchone()[0]  # type: ignore[index]
+        commit(writer, 5, {"xid": xid})
+        commit(writer, 6, {"xid": xid - 1})
+        assert own.execute("SELECT count(xact_start) FROM pg_stat_activity").fetchone() == (1,), "its own session only"
+        assert unconfirmed_xids(own, tmp_path).tolist() == [xid]
+        waiting.commit()
+        assert unconfirmed_xids(own, tmp_path).tolist() == []
