@@ -18,12 +18,14 @@ from xdist.scheduler.loadgroup import LoadGroupScheduling
 
 from tests.fixtures import forked, java
 from tests.fixtures.examples import register_profiles
+from tests.fixtures.postgres_programs import OTHERS, provide_chosen
 
 register_profiles()
+provide_chosen()
 
 _SPARK: Final = "spark"
 _FOLDER: Final = pytest.StashKey[TemporaryDirectory[str]]()
-"""Where each worker writes the identifiers of the tests that use the Spark session: the scheduler knows no more."""
+"""Where each worker writes which tests share a worker, by identifier: the scheduler knows no more."""
 _ORIGIN: Final = pytest.StashKey[forked.Origin]()
 """What the processes under test are forked from: importing the product once is enough for all workers."""
 _GETS_SPARK: Final = 'getfixturevalue("spark")'
@@ -92,22 +94,23 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 class OneSparkScheduling(LoadGroupScheduling):  # type: ignore[misc]
-    """Each test goes to a free worker; some files go whole, and the tests of the Spark session to one worker.
+    """Each test goes to a free worker; some files go whole, and the tests of an expensive fixture to one worker.
 
-    A JVM costs more than most of its tests. (Marks of groups are not seen under this pytest.)
+    A JVM or a server of a further version costs more than most of its tests. (Marks of groups are not seen under this
+    pytest.)
     """
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        if nodeid in self._of_spark:
-            return _SPARK
+        if nodeid in self._shared:
+            return self._shared[nodeid]
         return file if file in TOGETHER or _shares_fixtures(file) else nodeid
 
     @cached_property
-    def _of_spark(self) -> frozenset[str]:
-        """All workers have collected when it is asked for first."""
+    def _shared(self) -> dict[str, str]:
+        """The expensive fixture of a test, by identifier. All workers have collected when it is asked for first."""
         files = Path(self.config.stash[_FOLDER].name).iterdir()
-        return frozenset(nodeid for file in files for nodeid in json.loads(file.read_text(encoding="utf-8")))
+        return {nodeid: name for file in files for nodeid, name in json.loads(file.read_text(encoding="utf-8")).items()}
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneSparkScheduling:
@@ -117,12 +120,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneSparkSche
 
 
 def pytest_configure_node(node: Any) -> None:
-    """Say to a worker where its tests of the Spark session are to be written, and where it has processes forked."""
+    """Say to a worker where it writes which tests share a worker, and where it has processes forked."""
     stash = node.config.stash
     if _FOLDER not in stash:
         stash[_FOLDER] = TemporaryDirectory()
         stash[_ORIGIN] = forked.Origin()
-    node.workerinput |= {"spark_tests": stash[_FOLDER].name, "origin": stash[_ORIGIN].address}
+    node.workerinput |= {"shared_fixtures": stash[_FOLDER].name, "origin": stash[_ORIGIN].address}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -140,13 +143,22 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """In a worker: put the long tests first, and name the tests of the Spark session to the scheduler."""
+    """In a worker: put the long tests first, and name the tests of an expensive fixture to the scheduler."""
     given: dict[str, str] | None = getattr(config, "workerinput", None)
     if given is None:
         return
     items.sort(key=lambda item: not item.nodeid.startswith(LONG))
-    found = [item.nodeid for item in items if _uses_spark(item)]
-    Path(given["spark_tests"], given["workerid"]).write_text(json.dumps(found), encoding="utf-8")
+    shared = {item.nodeid: fixture for item in items if (fixture := _expensive_fixture(item))}
+    Path(given["shared_fixtures"], given["workerid"]).write_text(json.dumps(shared), encoding="utf-8")
+
+
+def _expensive_fixture(item: pytest.Item) -> str | None:
+    """The fixture that the test, or its parameter, asks for, and that one worker builds for all such tests."""
+    assert isinstance(item, pytest.Function)
+    if _uses_spark(item):
+        return _SPARK
+    chosen = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    return next((name for name in OTHERS if name in item.fixturenames or name in chosen), None)
 
 
 def _uses_spark(item: pytest.Item) -> bool:

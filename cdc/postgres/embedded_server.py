@@ -367,8 +367,8 @@ def is_reachable(path: Path, account: Account | None) -> bool:
 
 
 def _folders(version: int) -> Iterator[Path]:
-    if chosen := os.environ.get(VARIABLE):
-        yield Path(chosen)
+    # one folder per version may be listed, as in PATH
+    yield from (Path(folder) for folder in os.environ.get(VARIABLE, "").split(os.pathsep) if folder)
     found = importlib.util.find_spec(_WHEEL)
     for package in (found.submodule_search_locations or []) if found else []:
         # do not import the wheel's module: importing it creates directories and reads the environment
