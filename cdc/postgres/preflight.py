@@ -32,6 +32,7 @@ from cdc.postgres.publication import (
     partitioned_tables,
     read_publication,
     via_root_sql,
+    why_not_added,
 )
 from cdc.postgres.slot import PLUGIN, SlotStatus, slot_status
 from cdc.postgres.sqlstate import map_errors
@@ -319,8 +320,10 @@ def _publication(source: _Source) -> Iterator[PreflightProblem]:
         return
     subject, allowed = f"publication {wants.publication}", found.is_alterable(wants.control)
     may_change = allowed and found.owned and not source.standby
-    missing = [] if found.everything else missing_tables(source.conn, wants.publication, names)
-    if missing and not (may_change and all(_owned(source, table) for table in missing)):
+    missing = missing_tables(source.conn, found, names)
+    if missing and not found.takes_tables:
+        yield _problem(subject, *why_not_added(source.conn, found, missing))
+    elif missing and not (may_change and all(_owned(source, table) for table in missing)):
         why = (
             f", and role {source.role!r} cannot add them: this requires the primary and ownership of publication and "
             "tables"

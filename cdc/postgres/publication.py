@@ -26,24 +26,28 @@ from cdc.postgres.sqlstate import map_errors
 from cdc.postgres.tables import TableName, read_schemas
 from cdc.table import Column, ReplicaIdentity, TableSchema
 
+# to_jsonb: a publication of sequences came with version 19, and a missing key is null
 _PUBLICATION: Final = """
-    SELECT puballtables, pubviaroot, pubinsert AND pubupdate AND pubdelete AND pubtruncate,
+    SELECT puballtables, coalesce((to_jsonb(p) ->> 'puballsequences')::boolean, false), pubviaroot,
+           pubinsert AND pubupdate AND pubdelete AND pubtruncate,
            pg_has_role(pubowner, 'USAGE'), obj_description(oid, 'pg_publication')
-    FROM pg_publication WHERE pubname = %s
+    FROM pg_publication p WHERE pubname = %s
 """
 _PARTITIONED: Final = """
     SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind = 'p'
 """
+# in a publication FOR ALL TABLES of version 19 a listed table with `prexcept` is one that is left out
 _LISTED: Final = """
     SELECT n.nspname, c.relname
     FROM pg_publication p JOIN pg_publication_rel r ON r.prpubid = p.oid
     JOIN pg_class c ON c.oid = r.prrelid JOIN pg_namespace n ON n.oid = c.relnamespace
-    WHERE p.pubname = %s
+    WHERE p.pubname = %s AND coalesce((to_jsonb(r) ->> 'prexcept')::boolean, false) = %s ORDER BY 1, 2
 """
 _SCHEMAS: Final = """
     SELECT n.nspname FROM pg_publication p JOIN pg_publication_namespace s ON s.pnpubid = p.oid
     JOIN pg_namespace n ON n.oid = s.pnnspid WHERE p.pubname = %s
 """
+_SENT_TABLES: Final = "SELECT schemaname, tablename FROM pg_publication_tables WHERE pubname = %s"
 
 
 _XIDS: Final = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text, pg_snapshot_xmax(pg_current_snapshot())::text"
@@ -90,13 +94,20 @@ class PublicationFacts:
 
     name: str
     everything: bool
-    """True if the publication is FOR ALL TABLES."""
+    """True if the publication is FOR ALL TABLES, perhaps with tables that it leaves out (EXCEPT)."""
+    sequences: bool
+    """True if the publication is FOR ALL SEQUENCES."""
     via_root: bool
     operations: bool
     """True if the publication contains all of inserts, updates, deletes and truncates."""
     owned: bool
     """True if the connected role has the privileges of the publication's owner."""
     comment: str | None
+
+    @property
+    def takes_tables(self) -> bool:
+        """True if tables can be added to the publication with ALTER PUBLICATION … ADD TABLE."""
+        return not self.everything and not self.sequences
 
     def is_made_for(self, pipeline: str) -> bool:
         """Return True if the comment names this pipeline as the creator of the publication.
@@ -106,7 +117,7 @@ class PublicationFacts:
         """
         if self.comment is not None:
             return self.comment == ownership_comment(pipeline)
-        return self.name == f"cdc_{pipeline}_pub" and self.via_root and not self.everything
+        return self.name == f"cdc_{pipeline}_pub" and self.via_root and self.takes_tables
 
     def is_alterable(self, control: PublicationControl) -> bool:
         """Return True if the definition lets the pipeline alter the publication.
@@ -185,7 +196,10 @@ def _publish(conn: psycopg.Connection, name: str, tables: Sequence[TableName], c
         if found is None:
             _create_publication(conn, name, tables, control)
             return
-        missing = [] if found.everything else missing_tables(conn, name, tables)
+        missing = missing_tables(conn, found, tables)
+        if missing and not found.takes_tables:
+            message, statement = why_not_added(conn, found, missing)
+            raise PreflightFailed(f"publication {name!r} {message}", remedy=statement)
         by_leaf = [] if found.via_root else partitioned_tables(conn, tables)
         if not found.is_alterable(control):
             _refuse(name, missing, by_leaf)
@@ -237,19 +251,64 @@ def partitioned_tables(conn: psycopg.Connection, tables: Sequence[TableName]) ->
     return [table for table in tables if table in found]
 
 
-def missing_tables(conn: psycopg.Connection, name: str, tables: Sequence[TableName]) -> list[TableName]:
-    """Return the given tables that a publication contains neither by name nor by schema."""
-    listed = {TableName(*row) for row in conn.execute(_LISTED, [name])}
-    schemas: set[str] = set()
+def missing_tables(
+    conn: psycopg.Connection, publication: PublicationFacts, tables: Sequence[TableName]
+) -> list[TableName]:
+    """Return the given tables that a publication does not contain, according to the server's view.
+
+    The view has the partitions, and not the table, if changes of a partitioned table are sent under partitions' names.
+    """
+    sent = {TableName(*row) for row in conn.execute(_SENT_TABLES, [publication.name])}
+    missing = [table for table in tables if table not in sent]
+    if publication.via_root or not missing:
+        return missing
+    by_leaf = partitioned_tables(conn, missing)
+    return [table for table in missing if table not in by_leaf or not _contains_root(conn, publication, table)]
+
+
+def _contains_root(conn: psycopg.Connection, publication: PublicationFacts, table: TableName) -> bool:
+    """Return True if the publication contains a partitioned table, whatever the name under which changes are sent."""
+    if publication.everything:
+        return table not in _listed(conn, publication.name, left_out=True)
     if conn.info.server_version >= 150000:  # noqa: PLR2004 - FOR TABLES IN SCHEMA came with 15
-        schemas = {row[0] for row in conn.execute(_SCHEMAS, [name])}
-    return [table for table in tables if table not in listed and table.schema not in schemas]
+        schemas = {row[0] for row in conn.execute(_SCHEMAS, [publication.name])}
+    else:
+        schemas = set()
+    return table in _listed(conn, publication.name) or table.schema in schemas
+
+
+def _listed(conn: psycopg.Connection, name: str, *, left_out: bool = False) -> list[TableName]:
+    """Return the tables in the publication's list, or the tables that FOR ALL TABLES leaves out."""
+    return [TableName(*row) for row in conn.execute(_LISTED, [name, left_out])]
+
+
+def why_not_added(
+    conn: psycopg.Connection, publication: PublicationFacts, missing: Sequence[TableName]
+) -> tuple[str, str | None]:
+    """Return why the missing tables cannot be added to a publication that takes no tables, and the SQL that helps.
+
+    A person left them out of all tables, and only the owner of the database may change that.
+    """
+    listed = ", ".join(map(str, missing))
+    if not publication.everything:
+        other = "name another publication in source.publication.name"
+        return f"is FOR ALL SEQUENCES, so Postgres does not add {listed} to it: {other}", None
+    left_out = [table for table in _listed(conn, publication.name, left_out=True) if table not in missing]
+    kept = sql.SQL(" EXCEPT (TABLE {})").format(_table_list(left_out)) if left_out else sql.SQL("")
+    sequences = sql.SQL(", ALL SEQUENCES" if publication.sequences else "")
+    statement = sql.SQL("ALTER PUBLICATION {} SET ALL TABLES{}{};").format(
+        sql.Identifier(publication.name), kept, sequences
+    )
+    return (
+        f"leaves out {listed} (FOR ALL TABLES EXCEPT): put such tables into 'exclude', or publish them",
+        statement.as_string(None),
+    )
 
 
 def drop_table(conn: psycopg.Connection, name: str, table: TableName) -> None:
     """Remove a table from the publication's table list; do nothing if it is not in the list."""
     with map_errors():
-        if table in {TableName(*row) for row in conn.execute(_LISTED, [name])}:
+        if table in _listed(conn, name):
             statement = sql.SQL("ALTER PUBLICATION {} DROP TABLE ONLY {}")
             conn.execute(statement.format(sql.Identifier(name), sql.Identifier(*table)))
 

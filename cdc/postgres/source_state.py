@@ -19,9 +19,7 @@ _PUBLICATION: Final = "SELECT oid FROM pg_publication WHERE pubname = %s"
 _UNPUBLISHED: Final = """
     WITH sent AS MATERIALIZED (
         SELECT c.oid FROM pg_publication_tables t JOIN pg_namespace n ON n.nspname = t.schemaname
-        JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename WHERE t.pubname = %(name)s
-        UNION ALL SELECT r.prrelid FROM pg_publication p JOIN pg_publication_rel r ON r.prpubid = p.oid
-        WHERE p.pubname = %(name)s)
+        JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename WHERE t.pubname = %(name)s)
     SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
     WHERE c.oid = ANY(%(tables)s) AND CASE c.relkind
         WHEN 'p' THEN NOT EXISTS (SELECT FROM pg_publication WHERE pubname = %(name)s AND NOT pubviaroot)

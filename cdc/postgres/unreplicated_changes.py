@@ -54,12 +54,19 @@ _COLUMNS: Final = r"""
     FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
     WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
 """
+# FOR ALL TABLES EXCEPT came with version 19: a row of `pg_publication_rel` with `prexcept` is a table that is left out.
+# It is never a partition: a partitioned table is left out with its partitions.
+_LEFT_OUT: Final = """
+    EXISTS (SELECT FROM pg_publication_rel x WHERE x.prpubid = p.oid AND to_jsonb(x) ->> 'prexcept' = 'true'
+            AND x.prrelid IN (c.oid, pg_partition_root(c.oid)))
+"""
 # to_jsonb: filters, column lists and published schemas came with version 15, and a missing key is null
-_PUBLISHED: Final = """
+_PUBLISHED: Final = f"""
     SELECT json_build_array(p.oid::text, p.xmin::text, concat_ws(' ', p.pubname, p.pubowner),
         concat_ws(', ', CASE WHEN p.pubinsert THEN 'insert' END, CASE WHEN p.pubupdate THEN 'update' END,
                   CASE WHEN p.pubdelete THEN 'delete' END, CASE WHEN p.pubtruncate THEN 'truncate' END),
-        CASE WHEN p.puballtables THEN 'all tables' WHEN r.oid IS NOT NULL THEN r.oid::text ELSE {schema} END,
+        CASE WHEN {_LEFT_OUT} THEN NULL WHEN p.puballtables THEN 'all tables' WHEN r.oid IS NOT NULL THEN r.oid::text
+             ELSE {{schema}} END,
         coalesce(to_jsonb(r) ->> 'prqual', ''), coalesce(to_jsonb(r) ->> 'prattrs', ''))
     FROM pg_publication p LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = c.oid
     WHERE p.pubname = %(publication)s
@@ -67,12 +74,12 @@ _PUBLISHED: Final = """
 _BY_SCHEMA: Final = """(SELECT 'schema ' || s.oid FROM pg_publication_namespace s
                         WHERE s.pnpubid = p.oid AND s.pnnspid = c.relnamespace)"""
 # the topmost published ancestor, as pgoutput chooses it
-_SENT_NAME: Final = """
+_SENT_NAME: Final = f"""
     SELECT format('%%s.%%s', quote_ident(an.nspname), quote_ident(ac.relname))
     FROM pg_publication p CROSS JOIN pg_partition_ancestors(c.oid) WITH ORDINALITY up (relid, step)
     JOIN pg_class ac ON ac.oid = up.relid JOIN pg_namespace an ON an.oid = ac.relnamespace
     WHERE p.pubname = %(publication)s AND p.pubviaroot AND up.step > 1
-    AND (p.puballtables OR {published_schema}
+    AND NOT {_LEFT_OUT} AND (p.puballtables OR {{published_schema}}
          EXISTS (SELECT FROM pg_publication_rel r WHERE r.prpubid = p.oid AND r.prrelid = up.relid))
     ORDER BY up.step DESC LIMIT 1
 """
