@@ -117,7 +117,8 @@
     │   ├── DeliveryOfAnotherLog    the stored progress belongs to another log
     │   ├── EventSchemaRejected     retried: the schema registry refuses a schema
     │   ├── ClientMissing           exit 3: the client library of a destination is not installed
-    │   └── ProgressDamaged         the stored progress cannot be read
+    │   ├── ProgressDamaged         the stored progress cannot be read
+    │   └── ProgressLost            the stored progress is missing, or older than what was sent
     └── ViewError             CDC-8xxx           a view: a stream that SQL derives from tables
         ├── ViewSqlInvalid          exit 2: the SQL does not parse, or is not one SELECT
         ├── ViewNotDeterministic    exit 2: the SQL calls a function such as now() or rand()
@@ -1104,6 +1105,12 @@ class LogDamaged(CheckFailed):
     remedy = "restore the files that the message names from a backup, or run 'cdc log drop-file FILE' for each"
 
 
+_BEGIN_AT: Final = (
+    "run 'cdc deliveries rewind SINK --to POSITION' to send what follows a position, or 'cdc deliveries rewind SINK' "
+    "to send everything again"
+)
+
+
 class DeliveryError(CdcError):
     """Base class of errors about a delivery or its destination."""
 
@@ -1202,7 +1209,14 @@ class ProgressDamaged(DeliveryError):
     """The stored progress of a delivery cannot be read."""
 
     code = "CDC-7012"
-    remedy = "restore what the message names from a backup, or remove it to begin again as a new delivery does"
+    remedy = _BEGIN_AT
+
+
+class ProgressLost(DeliveryError):
+    """The stored progress of a delivery is missing, or older than what the delivery has sent."""
+
+    code = "CDC-7014"
+    remedy = _BEGIN_AT
 
 
 class DestinationFull(DestinationUnavailable):

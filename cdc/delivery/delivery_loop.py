@@ -20,7 +20,7 @@ from cdc.delivery.delivery_figures import DeliveryFigures
 from cdc.delivery.destinations.contract import CollectsWindows, Destination, EventsRefused
 from cdc.delivery.event_source import EventSource, EventWindow, WindowPart
 from cdc.delivery.progress import ParkedKey, Progress, ProgressFile
-from cdc.errors import CdcError, Reaction
+from cdc.errors import CdcError, ProgressDamaged, ProgressLost, Reaction
 from cdc.failpoint import hit
 from cdc.log.reader import LogReader
 from cdc.position import Position
@@ -44,6 +44,8 @@ class DeliveryLoop:
         self._figures = figures
         self._progress = self._stored = Progress(log_id=log.log_id)
         self._stored_at = 0.0
+        self._doubt: CdcError | None = None
+        """Why the stored progress cannot be used; a rewind replaces it."""
         self._window: EventWindow | None = None
         """Window that is sent, or sent again because the destination has refused events of it.
 
@@ -69,19 +71,29 @@ class DeliveryLoop:
         return self._stored
 
     def open(self, settings: DeliverySettings) -> None:
-        """Connect to the destination, and continue from the stored progress; `check_progress` must follow."""
+        """Connect to the destination, and continue from the stored progress; `check_stored` must follow."""
         self._log.refresh()
         start = (self._log.durable or Position(0)) if settings.start is StartAt.LATEST else Position(0)
         initial = Progress(log_id=self._log.log_id, position=start)
-        content = self._destination.open()
+        try:
+            stored = self._read_stored()
+        except (ProgressDamaged, ProgressLost) as exc:
+            self._doubt, self._progress = self._with_position(exc), initial
+            return
         if not self._destination.stores_progress:
             self._progress = self._stored = self._store.open(initial)
-        elif content is not None:
-            self._progress = self._stored = self._parsed(content)
+        elif stored is not None:
+            self._progress = self._stored = stored
         else:
             # a process that dies before its first events must not begin at a later position
             self._progress = self._committed(initial)
         self._figures.record_opened(self._progress)
+
+    def check_stored(self) -> None:
+        """Raise an error if the stored progress is lost, damaged, or of another log; only a rewind helps then."""
+        if self._doubt is not None:
+            raise self._doubt
+        self._progress.check_log(self._log.log_id, self._figures.name)
 
     def step(self) -> bool:
         """Send and commit the next batch; return False if the log has nothing new.
@@ -181,7 +193,10 @@ class DeliveryLoop:
             parked=parked,
             rewind=request,
         )
+        if self._doubt is not None and not self._destination.stores_progress:
+            self._store.begin_again(progress)
         self._window, self._progress = None, self._committed(progress)
+        self._doubt = None
         self._figures.record_opened(self._progress)
 
     def close(self) -> None:
@@ -230,6 +245,33 @@ class DeliveryLoop:
         """Open the destination again, after which nothing of the interrupted batch will come; return its progress."""
         self._destination.close()
         return self._destination.open()
+
+    def _read_stored(self) -> Progress | None:
+        """Open the destination and return the stored progress; None if the delivery is new. Raises ProgressDamaged and
+        ProgressLost if it was sent before, and nobody knows how far.
+        """
+        content = self._destination.open()
+        if self._destination.stores_progress:
+            stored = None if content is None else self._parsed(content)
+        else:
+            stored = self._store.read()
+        if stored is None and self._store.registered() is not None:
+            raise ProgressLost(
+                f"delivery {self._figures.name!r} was sent before, but its progress is gone: it was removed, or the "
+                "destination is another one"
+            )
+        return stored
+
+    def _with_position(self, error: CdcError) -> CdcError:
+        """Return the error with the position up to which the delivery was sent, if the log has it."""
+        registered = self._store.registered()
+        if registered is None:
+            return error
+        return type(error)(
+            f"{error.message}; everything up to {registered!s} was sent, and perhaps more",
+            remedy=f"run 'cdc deliveries rewind SINK --to {registered!s}' to send what follows, or 'cdc deliveries "
+            "rewind SINK' to send everything again",
+        )
 
     def _parsed(self, content: bytes) -> Progress:
         return Progress.parse(content, f"at the destination of {self._figures.name!r}")

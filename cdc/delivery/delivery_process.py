@@ -23,7 +23,7 @@ from cdc.delivery.delivery_figures import DeliveryFigures
 from cdc.delivery.delivery_requests import DeliveryRequests
 from cdc.delivery.opened_delivery import OpenedDelivery, opened_delivery
 from cdc.delivery.progress import check_progress
-from cdc.errors import CdcError, Reaction, SinkInUse, as_cdc_error
+from cdc.errors import CdcError, Reaction, SinkInUse, as_cdc_error, complete_remedy
 from cdc.log.reader import LogReader, log_exists
 
 REPORT_EVERY: Final = 1.0
@@ -89,6 +89,7 @@ class DeliveryRunner(Thread):
         if not isinstance(exc, CdcError):
             log.error("a delivery failed unexpectedly", delivery=self._settings.name, exc_info=exc)
         error = as_cdc_error(exc, f"delivery {self._settings.name!r}")
+        error.fix = complete_remedy(error.fix, sink=self._settings.name)
         self.figures.record_failure(error)
         if error.reaction is Reaction.RETRY or isinstance(error, SinkInUse):
             self._log_failure("a delivery is interrupted and will be tried again", error)
@@ -117,6 +118,7 @@ class DeliveryRunner(Thread):
                 self._requests.answer(loop)
                 requests_due = time.monotonic() + REQUESTS_EVERY
                 self.figures.record_notice(self._requests.pause_notice())
+            loop.check_stored()
             check_progress(loop.progress, found.log_id, self._settings)
             opened.registration.report(loop.stored.needed, found.pinned_version(loop.stored.position))
             if self._requests.is_paused:
@@ -126,6 +128,7 @@ class DeliveryRunner(Thread):
             else:
                 idle += 1
                 self._stop_requested.wait(IDLE.seconds(idle) if idle < QUIET_AFTER else QUIET)
+        opened.registration.report(loop.stored.needed, found.pinned_version(loop.stored.position), at_once=True)
 
     def _await_log(self) -> LogReader | None:
         """Return a reader of the log, as soon as it exists; None if the process ends before."""

@@ -32,8 +32,8 @@ class DeliveryRequests:
         self.is_paused = False
 
     def answer(self, loop: DeliveryLoop) -> None:
-        """Look for requests and answer them. Raises an error with Reaction.RETRY if the destination is not available;
-        the request then stays pending.
+        """Look for requests and answer them. Raises an error with Reaction.RETRY if the destination is not available,
+        and what `check_stored` raises unless there is a rewind; the other requests then stay pending.
         """
         try:
             pending = self._pending()
@@ -48,6 +48,7 @@ class DeliveryRequests:
                 loop.rewind(Position.parse(command.payload["position"]), request)
                 hit("delivery_rewound")
                 self._catalog.commands.finish(command.id, {})
+        loop.check_stored()  # without its progress, the delivery does not know its dead letters
         for command in pending:
             if command.kind == DLQ:
                 self._catalog.commands.finish(command.id, {"letters": self._handle_letters(loop, command)})

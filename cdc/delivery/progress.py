@@ -17,6 +17,7 @@ from typing import Any, Final, Self
 from cdc import atomic_file
 from cdc.config.deliveries import DeliverySettings
 from cdc.errors import CdcError, DeadLetterLimitExceeded, DeliveryFenced, DeliveryOfAnotherLog, ProgressDamaged
+from cdc.log import consumers
 from cdc.log.bucket_files import Root
 from cdc.position import ChangePosition, Position
 
@@ -207,9 +208,23 @@ class ProgressFile:
         except FileNotFoundError:
             return None
 
+    def registered(self) -> Position | None:
+        """Return the position up to which the delivery was sent, as it is registered with the log; None if it never
+        was. The delivery is registered only after its progress was stored.
+        """
+        consumer = consumers.find(self._root, delivery_uuid(self._log_id, self._name))
+        return None if consumer is None else consumer.position
+
     def open(self, initial: Progress) -> Progress:
         """Return the stored progress, or `initial`, under a new generation, which fences every earlier process."""
-        found = self.read() or initial
+        return self._begin(self.read() or initial)
+
+    def begin_again(self, progress: Progress) -> None:
+        """Store a progress in the place of one that is lost or damaged, and fence every earlier process."""
+        # its generation is not known, and a count never reaches the number of microseconds since 1970
+        self._begin(replace(progress, generation=time.time_ns() // 1000))
+
+    def _begin(self, found: Progress) -> Progress:
         self._generation = found.generation + 1
         found = replace(found, generation=self._generation)
         if not self._folder.is_dir():

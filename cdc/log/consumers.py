@@ -80,6 +80,11 @@ def list_consumers(root: str | Root) -> list[Consumer]:
     return _by_name(_read(file) for file in (as_root(root) / FOLDER).glob("[!.]*.json"))
 
 
+def find(root: str | Root, uuid: str) -> Consumer | None:
+    """Return a registered consumer; None if it is not registered. Raises LogCorrupt if its file cannot be read."""
+    return _read(as_root(root) / FOLDER / f"{uuid}.json")
+
+
 def list_readable_consumers(root: str | Root) -> tuple[list[Consumer], list[str]]:
     """Return the consumers with readable files, sorted by name, and the UUIDs of consumers with unreadable files.
 

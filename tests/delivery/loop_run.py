@@ -32,6 +32,7 @@ class LoopRun:
         self, root: Path, destination: Destination, encoding: PlainFormat | None = None, **fields: Any
     ) -> None:
         log, self.settings = LogReader(root), settings_of(**fields)
+        self.root = root
         self.log, identity = log, DeliveryIdentity("shop", NAME, log.log_id)
         self.source = EventSource(log, self.settings, identity, encoding or PlainFormat())
         self.store = ProgressFile(root, log.log_id, NAME)

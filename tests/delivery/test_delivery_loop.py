@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from cdc.delivery.destinations.contract import Event
-from cdc.delivery.progress import Progress, check_progress
+from cdc.delivery.progress import FOLDER, Progress, check_progress, delivery_uuid
 from cdc.errors import (
     DeadLetterLimitExceeded,
     DeliveryFenced,
@@ -28,7 +28,7 @@ from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter
 from cdc.position import Position
 from tests.delivery.destinations.planned import PlannedDestination, nothing, planned
-from tests.delivery.loop_run import LoopRun, drain, key_of, places_of, settings_of
+from tests.delivery.loop_run import NAME, LoopRun, drain, key_of, places_of, settings_of
 from tests.delivery.plain_format import PlainFormat
 from tests.delivery.sent_log import (
     SEGMENT_PER_COMMIT,
@@ -330,13 +330,25 @@ def test_progress_of_another_log_is_refused_until_a_rewind(root: Path):
     assert places_of(destination.delivered) == expected(root)
 
 
-def test_damaged_progress_at_the_destination_is_an_error_of_its_own(root: Path):
-    destination = PlannedDestination()
-    destination.stored = b"{}"
+@pytest.mark.parametrize("kind", KINDS[:2])
+def test_damaged_progress_is_an_error_of_its_own_until_a_rewind(root: Path, kind: dict[str, bool]):
+    destination = planned(**kind)
     run = LoopRun(root, destination)
+    if destination.stores_progress:
+        destination.stored = b"{}"
+    else:
+        (root / FOLDER).mkdir()
+        (root / FOLDER / f"{delivery_uuid(run.log.log_id, NAME)}.json").write_text("{}")
 
-    with pytest.raises(ProgressDamaged, match="at the destination of 'copy'"):
-        run.loop.open(run.settings)
+    with run as loop:
+        with pytest.raises(ProgressDamaged, match="of a delivery cannot be read"):
+            loop.check_stored()
+        assert destination.delivered == []
+        loop.rewind(Position(0))
+        loop.check_stored()
+        drain(loop)
+
+    assert places_of(destination.delivered) == expected(root)
 
 
 def test_a_refused_gap_event_stops_the_delivery_instead_of_being_sent_for_ever(root: Path):

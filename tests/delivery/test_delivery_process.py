@@ -195,6 +195,27 @@ def test_a_process_whose_deliveries_have_all_stopped_ends_with_the_error(deliver
     assert "CDC-7012" in delivering.errors()
 
 
+def test_a_delivery_whose_progress_is_gone_keeps_its_files_and_continues_after_a_rewind(delivering: Delivering):
+    delivering.define(file_delivery(), file_delivery("other"))
+    commit_rows(delivering.writer, change(ORDERS, 20, 0, "1"))
+    sending = delivering.start()
+    until(lambda: delivering.files() == delivering.files("other") == ["0/14/0"], delivering.errors)
+    sending.send_signal(signal.SIGTERM)
+    assert sending.wait(10) == 0
+    (delivering.folder / "copy" / "progress.json").unlink()
+    commit_rows(delivering.writer, change(ORDERS, 30, 0, "1"))
+
+    delivering.start()
+    until(lambda: "CDC-7014" in delivering.errors(), "the error")
+    until(lambda: delivering.files("other") == ["0/14/0", "0/1E/0"], delivering.errors)
+    assert delivering.files() == ["0/14/0"]
+    assert "cdc deliveries rewind copy --to 0/14" in delivering.errors()
+    with delivering.catalog() as catalog:
+        delivery_requests.request_rewind(catalog, "shop", "copy", "0/14", "ada")
+
+    until(lambda: delivering.files() == ["0/14/0", "0/1E/0"], delivering.errors)
+
+
 def test_a_masked_value_is_in_no_file_of_log_catalog_or_output(delivering: Delivering):
     rule = {"match": "shop.orders", "transform": {"mask": {"name": "redact"}}}
     delivering.define(file_delivery(rules=[rule], tables=["shop.orders"]))

@@ -121,10 +121,20 @@ def test_a_damaged_file_is_named(tmp_path: Path):
     path = tmp_path / FOLDER / f"{delivery_uuid('LOG', 'a')}.json"
     path.write_bytes(path.read_bytes()[:30])
 
-    with pytest.raises(ProgressDamaged, match=path.name) as raised:
+    with pytest.raises(ProgressDamaged, match=path.name):
         file.open(INITIAL)
 
-    assert "remove it to begin again" in raised.value.fix
+
+def test_a_progress_that_replaces_a_damaged_one_fences_the_process_before(tmp_path: Path):
+    first, second = (ProgressFile(tmp_path, "LOG", "a") for _ in range(2))
+    first.open(INITIAL)
+    (tmp_path / FOLDER / f"{delivery_uuid('LOG', 'a')}.json").write_text("?")
+
+    second.begin_again(INITIAL)
+
+    second.write(INITIAL)
+    with pytest.raises(DeliveryFenced):
+        first.write(INITIAL)
 
 
 def test_a_file_that_was_removed_fences(tmp_path: Path):

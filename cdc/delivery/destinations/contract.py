@@ -88,6 +88,9 @@ class Destination(Protocol):
     def open(self) -> bytes | None:
         """Connect, and return the stored progress; None if there is none, or if the destination stores none.
 
+        Raises ProgressLost or ProgressDamaged if it finds that events were delivered of which the progress says
+        nothing. Nothing that is there is changed, and `commit` may follow, which begins a new progress.
+
         When the call returns, no other process can commit to this destination as this delivery any more, if the
         destination stores progress.
         """

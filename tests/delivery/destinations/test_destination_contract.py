@@ -7,11 +7,27 @@ from pathlib import Path
 
 import pytest
 
+from cdc.delivery.delivery_loop import DeliveryLoop
 from cdc.delivery.destinations.contract import ChecksAccess, Destination, Event, EventsRefused, Promise
-from cdc.errors import CdcError, DeliveryFenced, DestinationUnavailable, EventTooLarge, Reaction
+from cdc.delivery.progress import FOLDER, Progress, delivery_uuid
+from cdc.errors import (
+    CdcError,
+    DeliveryFenced,
+    DeliveryOfAnotherLog,
+    DestinationUnavailable,
+    EventTooLarge,
+    ProgressLost,
+    Reaction,
+)
+from cdc.log.consumer_registration import ConsumerRegistration
+from cdc.log.reader import LogReader
+from cdc.position import Position
 from tests.delivery.destinations.receivers import NAMES, Received, Receiver, crash_points, killable, module_of
 from tests.delivery.destinations.sending import Assignment, as_columns, event, numbered, run_process
+from tests.delivery.loop_run import NAME, LoopRun, drain
+from tests.delivery.sent_log import begin_log, change
 from tests.fixtures.waiting import until
+from tests.log.sample_log import ORDERS, commit_rows
 
 
 @pytest.fixture(name="receiver", params=NAMES)
@@ -226,6 +242,7 @@ def send_and_commit(destination: Destination, events: Sequence[Event], progress:
 
 def test_a_second_process_fences_the_first(receiver: Receiver) -> None:
     receiver.require("stores progress")
+    receiver.require("fences")
     first, second = receiver.make(), receiver.make()
     sent = numbered(range(30), receiver.topics)
     first.open()
@@ -268,6 +285,73 @@ def test_a_killed_process_loses_nothing(receiver: Receiver, point: str, tmp_path
     assert run_process(given, point if ":" in point else f"{point}:2") == -9
     assert run_process(given) == 0
     check_delivered(receiver, numbered(range(given.events), given.topics), again=True)
+
+
+def lose(receiver: Receiver, run: LoopRun) -> None:
+    """Remove the progress, wherever it is."""
+    if receiver.forget_progress is not None:
+        receiver.forget_progress()
+    else:
+        (run.root / FOLDER / f"{delivery_uuid(run.log.log_id, NAME)}.json").unlink()
+
+
+def store(run: LoopRun, progress: Progress) -> None:
+    """Store another progress, as a restored backup does."""
+    if run.destination.stores_progress:
+        run.destination.open()
+        run.destination.commit(progress.to_json())
+        run.destination.close()
+    else:
+        run.store.begin_again(progress)
+
+
+def test_a_lost_or_foreign_progress_stops_a_delivery_until_a_rewind_and_an_older_one_loses_nothing(
+    receiver: Receiver, tmp_path: Path
+) -> None:
+    root, writer = tmp_path / "log", begin_log(tmp_path / "log")
+
+    def run(position: int) -> LoopRun:
+        commit_rows(writer, change(ORDERS, position, 0, "1"))
+        return LoopRun(root, receiver.make(), topic=receiver.topics[0])
+
+    def got(*positions: int) -> bool:
+        found = receiver.received()
+        return {one.id.split("/")[2] for one in found} == {f"{position:X}" for position in positions}
+
+    def register(loop: DeliveryLoop) -> None:
+        ConsumerRegistration(root, delivery_uuid(LogReader(root).log_id, NAME), NAME).report(loop.stored.needed)
+
+    with (first := run(20)) as loop:
+        drain(loop)
+        register(loop)
+    until(lambda: got(20), lambda: f"{receiver.received()}")
+    sent = receiver.received()
+
+    lose(receiver, first)
+    with run(30) as loop:
+        with pytest.raises(ProgressLost, match="up to 0/14 was sent") as lost:
+            loop.check_stored()
+        assert receiver.received() == sent
+        assert "'cdc deliveries rewind SINK --to 0/14'" in lost.value.fix
+        loop.rewind(Position(20))
+        loop.check_stored()
+        drain(loop)
+    until(lambda: got(20, 30), lambda: f"{receiver.received()}")
+
+    store(last := run(40), Progress(log_id="another", position=Position(50)))
+    with last as loop:
+        with pytest.raises(DeliveryOfAnotherLog):
+            loop.check_stored()
+        loop.rewind(Position(30))
+        drain(loop)
+    until(lambda: got(20, 30, 40), lambda: f"{receiver.received()}")
+
+    store(last := run(50), Progress(log_id=last.log.log_id, position=Position(20)))
+    with last as loop:
+        loop.check_stored()
+        drain(loop)
+        assert loop.stored.position == 50
+    until(lambda: got(20, 30, 40, 50), lambda: f"{receiver.received()}")
 
 
 def opened_at_last(destination: Destination) -> bytes | None:

@@ -74,6 +74,8 @@ class Receiver:
     """Name of a property → why the destination does not have it."""
     server: Server | None = None
     """Only in a killable receiver."""
+    forget_progress: Callable[[], object] | None = None
+    """Removes the progress that the destination stores; None if it stores none."""
 
     def require(self, wanted: str) -> None:
         """Skip the test if the destination does not have the property."""

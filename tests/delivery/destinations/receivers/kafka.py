@@ -91,6 +91,13 @@ def messages(server: str, prefix: str) -> list[Any]:
         consumer.close()
 
 
+def delete_topic(server: str, topic: str) -> None:
+    """Delete a topic, and wait until it is gone."""
+    admin = admin_client(server)
+    admin.delete_topics([topic])[topic].result()
+    until(lambda: topic not in admin.list_topics(timeout=30).topics, f"topic {topic!r} to be gone")
+
+
 def _has_open_transaction(server: str, parts: Collection[TopicPartition]) -> bool:
     """Whether a partition has messages that are neither committed nor aborted."""
     if not parts:
@@ -133,6 +140,7 @@ def receiver_at(server: str, prefix: str, **settings: Any) -> Receiver:
         partial(committed, server, prefix),
         (f"{prefix}shop.orders", longest + "x" * (249 - len(longest))),
         too_large=LARGEST,
+        forget_progress=partial(delete_topic, server, f"cdc.progress.{identity(prefix)}"),
     )
 
 

@@ -13,7 +13,7 @@ from redis import Redis
 from cdc.config.destinations import RedisDelivery
 from cdc.config.secret import Secret
 from cdc.delivery.destinations.contract import DeliveryIdentity
-from cdc.delivery.destinations.redis import HEADER_PREFIX, RedisDestination
+from cdc.delivery.destinations.redis import HEADER_PREFIX, PREFIX, RedisDestination
 from tests.delivery.destinations.receivers import Received, Receiver
 from tests.fixtures.broker_process import PASSWORD, own_broker
 from tests.fixtures.brokers import RedisProcess
@@ -57,6 +57,11 @@ def received(port: int, topics: Sequence[str]) -> list[Received]:
         return [_message(topic, fields) for topic in topics for _, fields in connection.xrange(topic)]
 
 
+def forget_progress(port: int, name: str) -> None:
+    with client(port) as connection:
+        assert connection.delete(f"{PREFIX}{identity(name)}")
+
+
 def _message(topic: str, fields: dict[bytes, bytes]) -> Received:
     begin = HEADER_PREFIX.encode()
     headers = tuple((name.removeprefix(begin).decode(), value) for name, value in fields.items() if begin in name)
@@ -83,4 +88,5 @@ def _receiver(server: RedisProcess, killed: RedisProcess | None = None) -> Recei
         topics,
         too_large=16 << 20,
         server=killed,
+        forget_progress=partial(forget_progress, port, name),
     )

@@ -73,6 +73,11 @@ def received(file: Path) -> list[Received]:
     return [Received(event.id, event.topic, event.key, event.value, event.headers) for event in stored(file)[2]]
 
 
+def forget_progress(file: Path) -> None:
+    epoch, _, events = stored(file)
+    file.write_bytes(pickle.dumps((epoch, None, events)))
+
+
 @contextmanager
 def receiver(request: pytest.FixtureRequest) -> Iterator[Receiver]:
     file = request.getfixturevalue("tmp_path") / "reference"
@@ -81,4 +86,5 @@ def receiver(request: pytest.FixtureRequest) -> Iterator[Receiver]:
         partial(received, file),
         ("shop.orders", 'S."ödd" / table?\n'),
         too_large=LARGEST + 1,
+        forget_progress=partial(forget_progress, file),
     )
