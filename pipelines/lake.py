@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from cdc.config import DeltaSinkDefinition
 from cdc.position import Position
 from cdc.stores.lake_reader import Lake, Moment, ReadAt, aliases, parse_at, tables_by_shared_target
-from cdc.stores.published_record import Published, TargetState
+from cdc.stores.published_record import Published, TargetState, by_topic
 from cdc.stores.target_rule_changes import TargetRules
 from pipelines.sinks.delta.spark_target import frame_at
 
@@ -42,7 +42,7 @@ def at(
     """
     record = moment if isinstance(moment, Published) else cut(sink, moment)
     versions = record.versions
-    tables_by_name = {table.topic: [table] for table in sorted(record.tables.values(), key=lambda table: table.topic)}
+    tables_by_name = {topic: [table] for topic, table in by_topic(record.tables.values()).items()}
     tables_by_name = {**tables_by_shared_target(record.tables.values()), **tables_by_name}
     lake = Lake.open(sink) if isinstance(sink, str) else Lake.open(sink.path, TargetRules.of(sink))
     return {

@@ -28,9 +28,12 @@ from pipelines.runtime.cut_requests import CutRequests, PendingCut
 from pipelines.runtime.sink_status_reporter import SinkFigures
 from pipelines.sinks.contract import Sink, TableBatch
 from pipelines.sinks.record_after_batch import (
+    WHOLE,
     at_cut,
     check_captured,
+    dropped_record,
     failed_record,
+    is_left_out,
     log_trimmed_error,
     median_lag,
     with_progress_state,
@@ -84,7 +87,9 @@ class SinkLoop:
         self._log.refresh()
         opened = self._sink.open(self._log.log_id) or self._published
         self._published = replace(opened, tables=self.quarantine.with_parked_keys(opened.tables))
-        self._schemas, self.has_caught_up = self._log.schemas(self.position), not self.lagging_tables
+        self._schemas = self._log.schemas(self.position)
+        self._published = replace(self._published, tables=dict(self._with_dropped_tables()))
+        self.has_caught_up = not self.lagging_tables
         self._progress.record_published(self._published, lag=None, rows={})
 
     def advance(self, rows: int = SMALL) -> bool:
@@ -160,6 +165,7 @@ class SinkLoop:
             except LogTrimmed as exc:
                 batch = NO_CHANGES
                 record = failed_record(table, self._schemas[table.relation], log_trimmed_error(exc, self._sink.name))
+            record = self._ended_if_dropped(record, self.position)
             self._publish({table.relation: record}, Boundary(self.position, self._published.committed_at), batch)
 
     def drain(self) -> None:
@@ -170,10 +176,12 @@ class SinkLoop:
 
     def _apply(self, batch: FoldedBatch, boundary: Boundary) -> None:
         concerned = sorted({*batch.relations, *self.quarantine.requested_relations})
-        affected = [relation for relation in concerned if not self._is_failed(relation)]
+        affected = [r for r in concerned if not self._is_failed(r) and not self._is_left_out(r, batch)]
         self.needs_reopen = self.needs_reopen or any(self._can_resume(r, batch.controls[r]) for r in batch.controls)
         records = self._threads.map(
-            lambda relation: self._apply_table(relation, batch, boundary.position), affected, batch.images.num_rows
+            lambda r: self._ended_if_dropped(self._apply_table(r, batch, boundary.position), boundary.position),
+            affected,
+            batch.images.num_rows,
         )
         self._publish(records, boundary, batch)
         self.batch_seconds, self.batch_tables = time.monotonic() - self.batch_began, len(affected)
@@ -205,7 +213,7 @@ class SinkLoop:
                 raise
             record = failed_record(before, schema, exc)
         hit("after_table_merge")
-        if record.state == TargetState.FAILED:
+        if record.state == TargetState.FAILED and schema.state is not TableState.DROPPED:
             log.error(
                 "a table stopped; the other tables of the sink continue",
                 sink=self._sink.name,
@@ -213,6 +221,26 @@ class SinkLoop:
                 reason=record.reason,
             )
         return with_progress_state(record, upto)
+
+    def _with_dropped_tables(self) -> Iterator[tuple[int, TableRecord]]:
+        """Yield the records of the sink; a dropped table that was stopped by its rules may have continued."""
+        for relation, record in self._published.tables.items():
+            has_all = record.state in WHOLE and record.position >= self.position and relation in self._schemas
+            yield relation, self._ended_if_dropped(record, record.position) if has_all else record
+
+    def _ended_if_dropped(self, record: TableRecord, upto: int) -> TableRecord:
+        """Return the final record of a table that was dropped, which does not fail any longer; other records as is."""
+        schema = self._schemas[record.relation]
+        if schema.state is not TableState.DROPPED:
+            return record
+        dropped = dropped_record(record, schema, upto)
+        log.info(
+            "a table was dropped; its target keeps the rows",
+            sink=self._sink.name,
+            table=dropped.topic,
+            reason=dropped.reason,
+        )
+        return dropped
 
     def _publish(self, changed: dict[int, TableRecord], boundary: Boundary, batch: FoldedBatch) -> None:
         untouched = {
@@ -253,6 +281,15 @@ class SinkLoop:
         copying = schema is not None and schema.state is TableState.SNAPSHOTTING
         changed = schema is not None and schema != self._schemas.get(relation) and not copying
         return self._is_failed(relation) and (controls.generation is not None or changed)
+
+    def _is_left_out(self, relation: int, batch: FoldedBatch) -> bool:
+        """Return True for a dropped table that the sink does not have and does not get."""
+        controls = batch.controls.get(relation)
+        schema = (controls and controls.schema) or self._schemas[relation]
+        if relation in self._published.tables or schema.state is not TableState.DROPPED:
+            return False
+        now = {**self._schemas, **{r: events.schema for r, events in batch.controls.items() if events.schema}}
+        return is_left_out(schema, now.values()) or not batch.rows_of(relation).num_rows
 
     def _is_failed(self, relation: int) -> bool:
         record = self._published.tables.get(relation)

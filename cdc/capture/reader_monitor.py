@@ -95,6 +95,8 @@ class StatusReporter(Thread):
         self._waiting_since: float | None = None
         self._inexact: list[TableProgress] = []
         self._inexact_due = 0.0
+        self._removed: set[str] = set()
+        """Topics of tables that the definition no longer includes; the catalog has no entry of them."""
         self._recorded = RecordedProgress[TableProgress]()
         self._log: LogReader | None = None
         self.verdict: CdcError | None = None
@@ -253,7 +255,11 @@ class StatusReporter(Thread):
                 known = self._refreshed_log().schemas()
                 shown = [*self._copied_tables(), *catalog.tables.ls(self._definition.name)]
                 self._inexact = inexact_tables(known.values(), shown, int(position))
-        marked = {table.topic for table in self._inexact}
+                self._removed = removed_topics(known.values())
+                listed = {table.topic for table in shown if not table.sink and table.state != REFUSED}
+                if gone := self._removed & listed:
+                    catalog.tables.forget(self._definition.name, "", gone)
+        marked = {table.topic for table in self._inexact} | self._removed
         return [*(table for table in self._copied_tables() if table.topic not in marked), *self._inexact]
 
     def _copied_tables(self) -> list[TableProgress]:
@@ -401,8 +407,8 @@ def inexact_tables(known: Iterable[TableSchema], shown: Iterable[TableProgress],
     found = []
     for topic, schema in latest.items():
         before = by_topic.get(topic, TableProgress("", topic, "streaming", None, position, None, 0))
-        if before.state == REFUSED and schema.state is TableState.DROPPED:
-            continue  # a rule matches the table again
+        if schema.removed or (before.state == REFUSED and schema.state is TableState.DROPPED):
+            continue  # not listed, or a rule matches the table again
         if schema.state is not TableState.LIVE:
             found.append(replace(before, state=schema.state.value, reason=schema.reason, position=position))
         elif topic not in by_topic:  # a new catalog has no entries
@@ -410,6 +416,12 @@ def inexact_tables(known: Iterable[TableSchema], shown: Iterable[TableProgress],
         elif before.state in {*states, REFUSED}:
             found.append(replace(before, state="streaming", reason=None, position=position))
     return found
+
+
+def removed_topics(known: Iterable[TableSchema]) -> set[str]:
+    """Return the topics of tables that the definition no longer includes. known: the log's tables."""
+    schemas = list(known)
+    return {schema.topic for schema in schemas if schema.removed} - {s.topic for s in schemas if not s.removed}
 
 
 def add_positions(exc: Located, definition: Definition) -> Located:

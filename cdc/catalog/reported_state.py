@@ -205,6 +205,14 @@ class TableStore:
             session.execute(no_longer)
         self.record(pipeline, (TableProgress("", topic, REFUSED, why, 0, None, 0) for topic, why in refused.items()))
 
+    def forget(self, pipeline: str, sink: str, topics: Iterable[str]) -> None:
+        """Delete the progress of tables in one sink, or at the source if `sink` is empty."""
+        rows = delete(TableRow).where(
+            TableRow.pipeline == pipeline, TableRow.sink == sink, TableRow.topic.in_(sorted(topics))
+        )
+        with self._database.writing() as session:
+            session.execute(rows)
+
     def ls(self, pipeline: str) -> list[TableProgress]:
         """Return the last progress of each table, sorted by sink and topic."""
         query = select(TableRow).where(TableRow.pipeline == pipeline).order_by(TableRow.sink, TableRow.topic)

@@ -299,6 +299,7 @@ def _print_answer(outcome: dict[str, Any] | None, refused: dict[str, str], troub
 
 def _print(table: TableLine, file: str) -> None:
     from cdc.errors import complete_remedy
+    from cdc.service.table_status import DROPPED
     from cdc.snapshot.backfill_status import progress_text
 
     number = "–" if table.relation is None else str(table.relation)
@@ -306,6 +307,10 @@ def _print(table: TableLine, file: str) -> None:
     echo(f"  {table.topic:<32}{number:>8}  {table.state:<14}{table.rows:>12,} copied  {sinks}".rstrip())
     if table.progress is not None and (words := progress_text(table.progress)):
         echo(f"      {words}")
+    if table.state == DROPPED:
+        fix = complete_remedy("take it off the list: 'cdc tables remove TABLE -c FILE'", topic=table.topic, file=file)
+        line(LineMark.ADVICE, table.reason or DROPPED, fix=fix)
+        return
     for where, reason in (("", table.reason), *((f"{sink.sink}: ", sink.reason) for sink in table.sinks)):
         if reason:
             line(LineMark.ADVICE, f"{where}{complete_remedy(reason, file=file)}")

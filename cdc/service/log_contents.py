@@ -39,14 +39,15 @@ def open_log(root: str | Root, log: LogReader | None = None) -> LogReader:
 def tables_by_topic(log: str | Root) -> dict[str, TableSchema]:
     """Return the schema of each table in the log, by topic; empty if there is no log.
 
-    A dropped table is included only if no existing table has the same name.
+    A dropped table is included only if no existing table has the same name. A table that the definition no longer
+    includes is left out.
     """
     try:
         schemas = LogReader(log).schemas().values()
     except LogError:
         return {}  # the first copy has not begun
     ordered = sorted(schemas, key=lambda schema: schema.state is not TableState.DROPPED)
-    return {schema.topic: schema for schema in ordered}
+    return {schema.topic: schema for schema in ordered if not schema.removed}
 
 
 def segment_lines(log: LogReader) -> list[SegmentLine]:

@@ -34,7 +34,7 @@ from cdc.service.machine_load import MachineLoad
 from cdc.service.position_history import PositionHistory
 from cdc.service.problem import REMEDIES, Problem, problem_from_reason
 from cdc.service.slot_risk import SourceObservation
-from cdc.service.table_status import TableStatus, table_statuses
+from cdc.service.table_status import DROPPED, TableStatus, table_statuses
 from cdc.service.verification_status import VerifiedStatus, mismatch_problems, verified_statuses
 from cdc.snapshot.backfill_status import BackfillStatus, list_backfills
 
@@ -174,7 +174,8 @@ def pipeline_status(
     tables = table_statuses(catalog.tables.ls(name), backfills)
     log = None if log is None else _log(log, source, applied)
     log_problems = () if log is None else log.problems
-    verified = verified_statuses(catalog.verified.ls(name))
+    dropped = {(table.sink, table.topic) for table in tables if table.state == DROPPED}
+    verified = tuple(v for v in verified_statuses(catalog.verified.ls(name)) if (v.sink, v.topic) not in dropped)
     of_tables = (*_table_problems(tables), *mismatch_problems(verified))
     found = (*_process_problems(processes), *log_problems, *_sink_problems(sinks), *of_tables)
     problems = tuple(replace(problem, remedy=complete_remedy(problem.remedy, file=file)) for problem in found)

@@ -17,6 +17,8 @@ from cdc.snapshot.backfill_status import BackfillStatus, CopyProgress, is_part
 from cdc.table import TableSchema, TableState
 
 SNAPSHOTTING: Final = TableState.SNAPSHOTTING.value
+DROPPED: Final = TableState.DROPPED.value
+"""State of a table that the source dropped, at the source and in sinks; `cdc tables remove` takes it off the lists."""
 _STATES_IN_LOG: Final = {state: state.value for state in TableState} | {
     TableState.LIVE: "streaming",
     TableState.SNAPSHOTTING: "queued",

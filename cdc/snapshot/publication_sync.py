@@ -1,8 +1,9 @@
 """Publication sync: keeps the publication in Postgres and the log in agreement with the definition's table rules.
 
 A table that a rule newly matches is added to the publication and the log, and then copied. A table that no rule matches
-any more is removed from the publication and marked as dropped in the log. A table that cannot be added to the
-publication, or whose capture would break writes at the source, is refused with a reason.
+any more is removed from the publication and marked as dropped in the log. A dropped table that no rule matches any more
+is marked once more, which takes it off the lists of tables. A table that cannot be added to the publication, or whose
+capture would break writes at the source, is refused with a reason.
 
 The thread of this module also runs the commands CHECK_TABLES and SKIP_TABLES. Backfills run in another thread, so that
 a new table is added while a long copy runs.
@@ -106,6 +107,16 @@ def compare_tables(
     return TableDifference(added, removed, missing)
 
 
+def dropped_tables(known: Iterable[TableSchema]) -> list[TableSchema]:
+    """Return the tables that the source dropped, and of which the log does not say that the definition lost them."""
+    dropped = (schema for schema in known if schema.state is TableState.DROPPED)
+    return [schema for schema in dropped if not schema.removed and not schema.is_partition_now]
+
+
+def _is_included(topic: str, definition: Definition) -> bool:
+    return matches(topic, definition.patterns) and not matches(topic, definition.excludes)
+
+
 class PublicationSync:
     """Adds tables to the capture of one reader and removes tables from it; not thread-safe."""
 
@@ -134,23 +145,27 @@ class PublicationSync:
             wanted = dict(match_tables(conn, definition.patterns, definition.excludes))
             found = compare_tables(known, wanted, dict(match_tables(conn, ["*"])))
             gone = [schema for schema in found.missing if read_schema(conn, schema.oid) is None]
+            cleared = [s for s in dropped_tables(known) if not _is_included(s.topic, definition)]
             fit, wrong = self._capturable(found.added)
             captured = {schema.oid for schema in known if schema.state is not TableState.DROPPED}
             unfit = uncapturable_tables(conn, definition.patterns, definition.excludes)
             refused = self._log_refused(
                 wrong | {str(t.name): _refusal_text(t.name, t.reason, t.sql) for t in unfit if t.oid not in captured}
             )
-            if not fit and not found.removed and not gone:
+            if not fit and not found.removed and not gone and not cleared:
                 return SyncResult(refused=refused, unread=unread)
             with closing(connect(source.current_primary(), application_name="cdc watermarks")) as primary:
                 stream = ChunkSender(primary, self._link)
                 # first, because a new table may have the same name
                 for schema in gone:
-                    self._mark(stream, schema, TABLE_GONE)
+                    self._mark(stream, schema, TABLE_GONE if _is_included(schema.topic, definition) else REMOVED)
                 added = self._add(conn, primary, stream, fit)
                 for schema in found.removed:
                     self._remove(primary, stream, schema)
-        return SyncResult(added, tuple(schema.topic for schema in found.removed), refused, unread)
+                for schema in cleared:
+                    self._mark(stream, schema, REMOVED)
+        removed = tuple(schema.topic for schema in (*found.removed, *cleared))
+        return SyncResult(added, removed, refused, unread)
 
     def skip(self, chosen: TableSchema) -> None:
         """Mark a table as live without a copy.

@@ -30,7 +30,7 @@ from cdc.errors import (
 )
 from cdc.position import Position
 from cdc.stores.cut_retention import ListedCut, find_cut
-from cdc.stores.published_record import Published, TableRecord, TargetState
+from cdc.stores.published_record import Published, TableRecord, TargetState, by_topic
 from cdc.stores.read_only_guard import checked_rows, named_errors, one_line, require_query
 from cdc.stores.target_rule_changes import TargetRules
 from cdc.stores.unsupported_table_features import features_in_error, unsupported_features, widened_columns
@@ -178,7 +178,7 @@ class Lake:
             tables = sorted(cut.tables.values(), key=lambda table: table.topic)
             versions = cut.versions
         text, wanted = bind_tables(
-            sql, {**tables_by_shared_target(tables), **{table.topic: [table] for table in tables}}
+            sql, {**tables_by_shared_target(tables), **{name: [table] for name, table in by_topic(tables).items()}}
         )
         builder, opened = QueryBuilder(), dict[str, DeltaTable]()
         try:
@@ -300,11 +300,18 @@ class Lake:
 
 
 def tables_by_shared_target(tables: Iterable[TableRecord]) -> dict[str, list[TableRecord]]:
-    """Return the tables of each shared target, by the name of the target's directory; leave out other tables."""
+    """Return the tables of each shared target, by the name of the target's directory; leave out other tables.
+
+    Dropped tables are left out as well, unless all tables of the target were dropped.
+    """
     found: dict[str, list[TableRecord]] = {}
     for table in tables:
         found.setdefault(table.target, []).append(table)
-    return {name_of_segment(uri.rpartition("/")[2]): parts for uri, parts in found.items() if uri and len(parts) > 1}
+    return {
+        name_of_segment(uri.rpartition("/")[2]): [t for t in parts if t.state != TargetState.DROPPED] or parts
+        for uri, parts in found.items()
+        if uri and len(parts) > 1
+    }
 
 
 def _register(builder: QueryBuilder, alias: str, table: DeltaTable, parts: Sequence[TableRecord]) -> None:
@@ -337,9 +344,10 @@ def check_in_cut(table: TableRecord) -> TableRecord:
         raise CutUnderOtherRules(f"table {table.topic!r} is no longer in the cut: {table.reason}")
     if table.state != TargetState.STREAMING:
         why = "" if table.reason is None else f" ({table.reason})"
+        later = "" if table.state == TargetState.DROPPED else ", or request a later cut"
         raise CutUnavailable(
             f"table {table.topic!r} is not part of the cut: {table.state} at {Position(table.position)}{why}",
-            remedy="use '--at latest' to read every table as it is now, or request a later cut",
+            remedy=f"use '--at latest' to read every table as it is now{later}",
         )
     return table
 

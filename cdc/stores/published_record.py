@@ -7,7 +7,7 @@ The record alone determines which version of each target a query reads. Delta si
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
@@ -28,6 +28,8 @@ class TargetState(StrEnum):
     CATCHING_UP = "catching_up"
     #: Stopped at its position because of an error; the record contains the reason.
     FAILED = "failed"
+    #: Final: the source dropped the table, or the pipeline captures it no longer. The target keeps the last rows.
+    DROPPED = "dropped"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +140,12 @@ class Published:
             raise ValueError(f"unknown format of a published record: expected {RECORD_FORMAT}, got {found!r}")
         tables = {entry["relation"]: _table(entry) for entry in fields["tables"]}
         return cls(fields["position"], fields["committed_at"], tables)
+
+
+def by_topic(tables: Iterable[TableRecord]) -> dict[str, TableRecord]:
+    """Return topic → record, sorted by topic. A dropped table is left out if another has its name now."""
+    ordered = sorted(tables, key=lambda table: (table.topic, table.state != TargetState.DROPPED, table.relation))
+    return {table.topic: table for table in ordered}
 
 
 def _table(entry: dict[str, Any]) -> TableRecord:

@@ -21,7 +21,7 @@ from cdc.position import Position
 from cdc.stores.awaited_position import POLL, AwaitedPosition
 from cdc.stores.cut_retention import format_time
 from cdc.stores.lake_reader import Lake, ReadAt, parse_at
-from cdc.stores.published_record import Published, TargetState
+from cdc.stores.published_record import Published, TableRecord, TargetState, by_topic
 from cdc.stores.target_rule_changes import TargetRules
 
 
@@ -58,10 +58,15 @@ class QueryAnswer:
             "position": str(Position(self.cut.position)),
             "committed_at": format_time(self.cut.committed_at) if self.cut.committed_at else None,
             "apart": {
-                table.topic: table.state for table in self.cut.tables.values() if table.state != TargetState.STREAMING
+                topic: table.state for topic, table in by_topic(self.cut.tables.values()).items() if _is_apart(table)
             },
         }
         return {"columns": list(self.columns), "rows": list(self.rows), "more": self.more, "cut": cut}
+
+
+def _is_apart(table: TableRecord) -> bool:
+    """Return True if a table of the source is not in the cut; the source has no dropped table any longer."""
+    return table.state not in {TargetState.STREAMING, TargetState.DROPPED}
 
 
 def find_delta_sink(definition: Definition, name: str | None) -> DeltaSinkDefinition:

@@ -19,6 +19,7 @@ from cdc.stores.search_reader import open_search
 from cdc.table import exact_glob, matches_name
 from cdc.verify_and_replay_options import POINT_IN_TIME_REMEDY, parse_point_in_time
 from pipelines.replaying.table_sizes_in_log import TableContents, read_contents
+from pipelines.sinks.record_after_batch import is_left_out
 
 BEGINNING: Final = "beginning"
 LATEST: Final = "latest"
@@ -84,7 +85,8 @@ def plan_replay(definition: Definition, options: ReplayOptions) -> ReplayPlan:
     if options.into is None:
         upto = _end_in_place(wanted, options, published, upto)
     _check_state_available(log, options, upto)
-    found = read_contents(log, upto, sink=wanted.name, globs=wanted.tables)
+    contents, schemas = read_contents(log, upto, sink=wanted.name, globs=wanted.tables), log.schemas(upto).values()
+    found = [table for table in contents if not is_left_out(table.schema, schemas)]
     tables = [table for table in found if not options.tables or matches_name(table.topic, options.tables)]
     missing = [glob for glob in options.tables if not any(matches_name(table.topic, (glob,)) for table in tables)]
     if missing or not tables:

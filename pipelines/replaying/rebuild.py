@@ -29,7 +29,7 @@ from cdc.log.reader import LogReader
 from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
 from cdc.stores.published_record import Published, TableRecord
-from cdc.table import matches
+from cdc.table import TableState, matches
 from pipelines.dead_letters.quarantine import Quarantine
 from pipelines.folding.folded_batch import ControlEvents, fold_by_table
 from pipelines.folding.history_changes import as_copied_rows
@@ -45,7 +45,7 @@ from pipelines.replaying.table_sizes_in_log import TableContents
 from pipelines.sinks.contract import ParkingSink, Sink, SparkAwaited, TableBatch
 from pipelines.sinks.delta.bulk_load import BulkLoad
 from pipelines.sinks.delta.sink import DeltaSink
-from pipelines.sinks.record_after_batch import check_captured, failed_record, with_progress_state
+from pipelines.sinks.record_after_batch import check_captured, dropped_record, failed_record, with_progress_state
 from pipelines.source.data_source import rows_between
 from pipelines.table_threads import TableThreads
 
@@ -243,7 +243,9 @@ class Rebuild:
     def _build(self, table: TableContents, build: Callable[[TableContents], TableRecord], upto: Position) -> None:
         try:
             check_captured(table.schema)
-            self._records[table.relation] = with_progress_state(self._attach_and_build(table, build), upto)
+            record = with_progress_state(self._attach_and_build(table, build), upto)
+            is_dropped = table.schema.state is TableState.DROPPED
+            self._records[table.relation] = dropped_record(record, table.schema, upto) if is_dropped else record
         except _SPARK_ERRORS as exc:
             refused = _refused_value(exc)
             if refused is None:

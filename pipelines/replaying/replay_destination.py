@@ -96,7 +96,9 @@ def split_records(
     if isinstance(wanted, DeltaSinkDefinition):
         replaced = _other_tables_in_replaced_targets(wanted, good.values(), before)
     _check_no_table_lost(built, replaced, ", or exclude the table from its rule")
-    staying = before.keys() - good.keys() - replaced.keys()
+    names = {record.topic for record in good.values()}
+    succeeded = {r for r, record in before.items() if record.state == TargetState.DROPPED and record.topic in names}
+    staying = before.keys() - good.keys() - replaced.keys() - succeeded
     rest = {r: record for r, record in built.tables.items() if r not in good and r not in staying}
     rest |= {r: _at_new_cut(before[r], built) for r in staying}
     return replace(built, tables=good), rest

@@ -23,7 +23,8 @@ from cdc.catalog import (
     TableProgress,
 )
 from cdc.errors import CdcError, complete_remedy
-from cdc.stores.published_record import Published, TableRecord
+from cdc.stores.published_record import Published, TableRecord, TargetState, by_topic
+from cdc.table import TableSchema
 from pipelines.runtime.throttle import BatchThrottle, CommitRate
 
 REPORT_EVERY: Final = 0.5
@@ -188,10 +189,16 @@ class SinkFigures:
                 reason=f"{error.code} {error.message} → {error.fix}" if error else str(throttle) if throttle else None,
             )
 
+    @property
+    def has_published(self) -> bool:
+        """Whether the published record is known; it is not before the sink was opened."""
+        return self._record is not None
+
     def to_tables(self) -> list[TableProgress]:
-        """Return the state of each published table of the sink for the catalog."""
+        """Return the state of each published table of the sink for the catalog, without tables that were removed."""
         with self._lock:
-            tables = self._record.tables.values() if self._record else ()
+            published = by_topic(self._record.tables.values() if self._record else ()).values()
+            tables = [table for table in published if not _is_removed(table)]
             return [
                 TableProgress(
                     sink=self.sink,
@@ -221,6 +228,12 @@ class SinkFigures:
         return "; ".join(notices) or None
 
 
+def _is_removed(table: TableRecord) -> bool:
+    """Return True if the definition no longer includes the table."""
+    is_dropped = table.state == TargetState.DROPPED and table.schema is not None
+    return is_dropped and TableSchema.from_json(table.schema or "").removed
+
+
 class ProgressReporter(Thread):
     """Thread that writes the state of the apply process and of its sinks to the catalog, until the process ends."""
 
@@ -234,6 +247,8 @@ class ProgressReporter(Thread):
         self.sinks: list[SinkFigures] = []
         self._mirrored: dict[str, tuple[DeadLetter, ...]] = {}
         self._sinks, self._tables = RecordedProgress[SinkProgress](), RecordedProgress[TableProgress]()
+        self._reported_topics: dict[str, frozenset[str]] = {}
+        """Sink → topics of the tables that the catalog has of it."""
         self.state = "starting"
         self.error: CdcError | None = None
 
@@ -274,12 +289,25 @@ class ProgressReporter(Thread):
         changed_sinks = self._sinks.due(progress, now)
         for found in changed_sinks:
             self._catalog.sinks.record(self._pipeline, found)
-        changed_tables = self._tables.due([table for sink in sinks for table in sink.to_tables()], now)
+        tables = {sink.sink: sink.to_tables() for sink in sinks if sink.has_published}
+        changed_tables = self._tables.due([table for of_sink in tables.values() for table in of_sink], now)
         if changed_tables:
             self._catalog.tables.record(self._pipeline, changed_tables)
+        self._forget_tables({name: frozenset(one.topic for one in of_sink) for name, of_sink in tables.items()})
         for sink in sinks:
             letters = sink.to_dead_letters()
             if letters is not None and letters != self._mirrored.get(sink.sink):
                 self._catalog.dead_letters.mirror(self._pipeline, sink.sink, letters)
                 self._mirrored[sink.sink] = letters
         return bool(changed_sinks or changed_tables)
+
+    def _forget_tables(self, topics: Mapping[str, frozenset[str]]) -> None:
+        """Delete from the catalog the tables that a sink no longer has: removed or renamed ones. topics: by sink."""
+        if topics == self._reported_topics:
+            return
+        listed = self._catalog.tables.ls(self._pipeline)
+        for sink, present in topics.items():
+            gone = {table.topic for table in listed if table.sink == sink} - present
+            if gone:
+                self._catalog.tables.forget(self._pipeline, sink, gone)
+        self._reported_topics = dict(topics)

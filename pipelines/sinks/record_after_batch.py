@@ -6,6 +6,7 @@ It also decides whether a batch has to be applied at all, and has the errors tha
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
@@ -15,25 +16,54 @@ import pyarrow.compute as pc
 from cdc.errors import RESYNC, CdcError, LogTrimmed, MissingBase, SchemaNotApplicable, complete_remedy
 from cdc.position import Position
 from cdc.stores.published_record import TableRecord, TargetState
-from cdc.table import CAPTURED, TableSchema, TableState
+from cdc.table import TableSchema, TableState
 from pipelines.sinks.contract import TableBatch
 
-NO_LONGER_CAPTURED: Final = (
-    "nothing to do: the target keeps the rows; if the table was created again, run 'cdc replay SINK --tables TABLE'"
-)
-"""Remedy for a table that was dropped at the source or is no longer captured."""
 WHOLE: Final = frozenset({TargetState.STREAMING, TargetState.CATCHING_UP})
 """States of a table whose position says whether it belongs to a cut."""
 
 
 def check_captured(schema: TableSchema) -> None:
-    """Raise SchemaNotApplicable if the state of the table says that some of its changes are not in the log."""
-    if schema.state not in CAPTURED:
-        copied_again = schema.state == TableState.NEEDS_RESYNC
+    """Raise SchemaNotApplicable if the state of the table says that some of its changes are not in the log.
+
+    A dropped table passes: the log has all of its changes up to the drop.
+    """
+    if schema.state is TableState.NEEDS_RESYNC:
         raise SchemaNotApplicable(
             f"cannot apply changes of table {schema.topic!r}, because its state is {schema.state}: {schema.reason}",
-            remedy=RESYNC if copied_again else NO_LONGER_CAPTURED,
+            remedy=RESYNC,
         )
+
+
+def dropped_record(record: TableRecord, schema: TableSchema, upto: int) -> TableRecord:
+    """Return the final record of a dropped table.
+
+    record: the record after the last batch of the table, in state FAILED if the target could not take the batch. The
+    position becomes `upto`, because nothing waits for the table any longer.
+    """
+    reason = f"{schema.reason}; the target keeps the rows"
+    if record.state == TargetState.FAILED:
+        reason += f", without the last changes: {(record.reason or '').partition(' → ')[0]}"
+    return replace(
+        record,
+        topic=schema.topic,
+        position=max(record.position, upto),
+        state=TargetState.DROPPED.value,
+        reason=reason,
+        schema=schema.to_json().decode(),
+    )
+
+
+def is_left_out(schema: TableSchema, schemas: Iterable[TableSchema]) -> bool:
+    """Return True for a table of which no target is built: the definition no longer includes it, or it was dropped and
+    another table has its name now.
+
+    schemas: the present schemas of all tables in the log.
+    """
+    if schema.state is not TableState.DROPPED:
+        return False
+    names = {other.topic for other in schemas if other.state is not TableState.DROPPED}
+    return schema.removed or schema.topic in names
 
 
 def applied_state(batch: TableBatch, before: TableRecord | None, *, complete: bool) -> TargetState:

@@ -27,7 +27,7 @@ from cdc.postgres.publication import published_schema
 from cdc.postgres.tables import match_tables
 from cdc.stores.published_record import TableRecord, TargetState
 from cdc.stores.search_reader import open_search
-from cdc.table import TableSchema, matches, matches_name
+from cdc.table import TableSchema, TableState, matches, matches_name
 from cdc.verify_and_replay_options import Against, VerifyMode
 from pipelines.verification.compare_rows import LISTED
 from pipelines.verification.compare_table import TableComparison, TableVerdict, refused
@@ -314,7 +314,7 @@ def _unreadable_sink(
     log: LogReader, sink: DeltaSinkDefinition | SearchSinkDefinition, options: VerifyOptions, exc: SinkUnavailable
 ) -> list[TableVerdict]:
     """Return the verdicts of the selected tables of a sink whose store cannot be read; exc: the reason."""
-    topics = sorted(schema.topic for schema in log.schemas().values() if not schema.removed)
+    topics = sorted(schema.topic for schema in log.schemas().values() if schema.state is not TableState.DROPPED)
     selected = [topic for topic in topics if _is_selected(topic, sink, options)]
     return [refused(sink.name, topic, UNREADABLE, refusal_reason(exc)) for topic in selected]
 
@@ -330,7 +330,7 @@ def _compare_sink_with_log(
     state = FoldedLog(log, sink.name, sink.tables, upto, spark, options.large)
     targets = targets_at_rest(log, sink, at_rest)
     for table in state.tables():
-        if table.schema.removed or not _is_selected(table.topic, sink, options):
+        if table.schema.state is TableState.DROPPED or not _is_selected(table.topic, sink, options):
             continue
         record = at_rest.record.tables.get(table.relation)
         if record is None:

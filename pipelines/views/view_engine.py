@@ -36,7 +36,7 @@ from cdc.errors import CdcError, Reaction, ViewFailed
 from cdc.log.disk_format import CommitSource
 from cdc.log.reader import LogReader
 from cdc.position import Position
-from cdc.stores.published_record import Published
+from cdc.stores.published_record import Published, TargetState
 from cdc.table import TableSchema, TableState
 from cdc.view_sql.view_query import ViewQuery, queries_of
 from pipelines.views.input_changes import KeysByRelation, changed_keys, cut_of, distinct, usable_inputs
@@ -64,6 +64,8 @@ class _Step:
     """Topic → version of each input that is complete at the cut."""
     schemas: Mapping[str, TableSchema]
     """Topic → source table of each input at the cut."""
+    dropped: frozenset[str] = frozenset()
+    """Topics of inputs that the source has dropped."""
     changes: dict[int, KeysByRelation] = field(default_factory=dict)
     """Position of an earlier cut → what changed since then; views that are behind have earlier cuts of their own."""
 
@@ -195,10 +197,11 @@ class ViewEngine:
         schemas = {
             table.topic: TableSchema.from_json(table.schema)
             for table in record.tables.values()
-            if table.topic in inputs and table.schema is not None
+            if table.topic in inputs and table.schema is not None and table.state != TargetState.DROPPED
         }
+        dropped = {t.topic for t in record.tables.values() if t.state == TargetState.DROPPED} & (wanted - {*inputs})
         self._change_log.refresh()
-        return _Step(cut, self._log.computed_from.views, inputs, schemas)
+        return _Step(cut, self._log.computed_from.views, inputs, schemas, frozenset(dropped))
 
     def _compute(self, view: View, step: _Step, commit: ViewCommit) -> ComputedView | None:
         """Add the changes of one view to the commit, and return how its rows were computed; None if they cannot be."""
@@ -238,7 +241,12 @@ class ViewEngine:
         missing = sorted(set(query.inputs) - set(step.inputs))
         if missing:
             self._stop(view.name)
-            figures.state, figures.reason = "waiting", f"{missing[0]} is not complete in sink {self._sink.name!r}"
+            reason = f"{missing[0]} is not complete in sink {self._sink.name!r}"
+            if missing[0] in step.dropped:
+                reason = (
+                    f"the source dropped table {missing[0]}; the view keeps its rows until the table is there again"
+                )
+            figures.state, figures.reason = "waiting", reason
             self._mark(view, commit, TableState.SNAPSHOTTING, figures.reason)
             return None
         thread, patience = self._running.pop(view.name, None), 0.0

@@ -125,6 +125,24 @@ def test_a_table_that_is_added_is_captured_and_one_that_is_removed_let_go(
     assert {s.topic: s.state for s in held.log.schemas().values()}["public.u"] is TableState.DROPPED
 
 
+def test_a_dropped_table_is_listed_until_it_is_removed(held: Captured, cdc: Command, reading: Running) -> None:
+    def listed() -> dict[str, str]:
+        tables = envelope_of(cdc("tables", "ls", "--json"))["result"]["tables"]
+        return {table["topic"]: table["state"] for table in tables}
+
+    run_sql(held.dsn, "CREATE TABLE temporary (id int PRIMARY KEY)")
+    assert cdc("tables", "add", "public.temporary").status == 0
+    run_sql(held.dsn, "DROP TABLE temporary")
+    reading.ended(reading.catalog.commands.post("held", CHECK_TABLES, {}))
+    assert listed()["public.temporary"] == "dropped"
+    told = cdc("tables", "ls").output
+    assert "the source no longer has" in told
+    assert "'cdc tables remove public.temporary -c " in told
+    assert not [p for p in envelope_of(cdc("status", "--json"))["result"]["problems"] if "temporary" in p["subject"]]
+    assert cdc("tables", "remove", "public.temporary").status == 0
+    assert "public.temporary" not in listed()
+
+
 def test_a_table_that_the_reader_refuses_is_a_finding_with_the_reason_until_it_is_captured(
     held: Captured, cdc: Command, reading: Running
 ) -> None:

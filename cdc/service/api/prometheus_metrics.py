@@ -67,7 +67,7 @@ from cdc.snapshot.backfill_status import BackfillStatus
 
 MAX_TABLES: Final = 500
 """Number of tables above which only unhealthy tables get a series, to bound the size of a scrape."""
-_HEALTHY_STATES: Final = frozenset({"streaming", "live", "copied"})
+_HEALTHY_STATES: Final = frozenset({"streaming", "live", "copied", "dropped"})
 _REPORTED: Final = frozenset(
     f"{name}{suffix}"
     for name, metric in METRICS_BY_NAME.items()

@@ -13,7 +13,7 @@ from cdc.service import number_format
 from cdc.service.log_status_records import ConsumerLine, LogStatus, SegmentLine
 from cdc.service.page.chart_coordinates import LagCurve, lag_curve
 from cdc.service.status import PipelineStatus, SinkStatus, SourceStatus
-from cdc.service.table_status import TableStatus
+from cdc.service.table_status import DROPPED, TableStatus
 from cdc.snapshot.backfill_status import BackfillStatus, CopyProgress, is_part, progress_text, tables_text
 from cdc.table import split_topic
 
@@ -119,7 +119,7 @@ def totals(status: PipelineStatus, rates: Mapping[str, object]) -> list[Figure]:
     """Return the numbers at the top of the page."""
     lags = [sink.lag_seconds for sink in status.sinks if sink.lag_seconds is not None]
     lag = number_format.duration_and_unit(max(lags, default=None))
-    in_sinks = [table for table in status.tables if table.sink]
+    in_sinks = [table for table in status.tables if table.sink and table.state != DROPPED]
     streaming = sum(table.state == "streaming" for table in in_sinks)
     tables = f"{streaming}/{len(in_sinks)}" if in_sinks else number_format.UNKNOWN
     retained = number_format.size_and_unit(status.source.slot_retained_bytes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 from deltalake import DeltaTable
@@ -11,6 +12,7 @@ from deltalake import DeltaTable
 from cdc.config import load_definition
 from cdc.errors import SinkError
 from cdc.failpoint import VARIABLE
+from cdc.stores.table_query import QueryRequest, find_delta_sink, query_tables
 from cdc.table import TableState
 from pipelines.replaying.plan import ReplayOptions
 from pipelines.replaying.replay import replay
@@ -94,34 +96,45 @@ def test_a_driver_goes_on_from_what_a_killed_replay_left(shop: ShopPipeline, rig
     assert held(shop) == right
 
 
-def test_a_table_that_was_dropped_leaves_with_the_replay_and_one_that_cannot_be_built_stops_it(
-    shop: ShopPipeline, right: Rows
-) -> None:
-    dropped = replace(schemas()[1], state=TableState.DROPPED, reason="dropped")
-    said = row(1_500, 0, op="s", relation=ITEMS, topic="shop.items", key=None, after=None, payload=dropped.to_json())
-    shop.append(1_500, [said])
+def in_state(state: TableState, position: int) -> dict[str, Any]:
+    """A version of shop.items in another state."""
+    version = replace(schemas()[1], state=state, reason="the reason")
+    return row(position, 0, op="s", relation=ITEMS, topic="shop.items", key=None, after=None, payload=version.to_json())
+
+
+def test_a_table_that_cannot_be_built_stops_a_replay_that_would_lose_it(shop: ShopPipeline) -> None:
+    shop.append(1_500, [in_state(TableState.NEEDS_RESYNC, 1_500)])
     before = held(shop)
     with pytest.raises(SinkError, match=r"would lose table 'shop\.items'"):
         replay(shop.definition, ReplayOptions(sink="lake"))
     assert held(shop) == before
-    shop.drive("lake", 1_500)
-    assert {relation for relation, _ in held(shop)} == {ORDERS, ITEMS}
 
-    assert not replay(shop.definition, ReplayOptions(sink="lake")).ok
-    wanted = {key: note for key, note in right.items() if key[0] == ORDERS}
-    assert held(shop) == wanted
+
+def test_rows_of_a_dropped_table_stay_until_another_table_has_its_name(shop: ShopPipeline, right: Rows) -> None:
+    shop.append(1_500, [in_state(TableState.DROPPED, 1_500)])
+    shop.drive("lake", 1_500)
+    assert replay(shop.definition, ReplayOptions(sink="lake")).ok
+    assert held(shop) == right
     states = {table.topic: (table.state, table.position) for table in shop.lake_of().tables()}
-    assert states == {"shop.orders": ("streaming", 1_500), "shop.items": ("failed", 0)}
+    assert states == {"shop.orders": ("streaming", 1_500), "shop.items": ("dropped", 1_500)}
+    assert query_rows(shop, 'SELECT count(*) FROM "all"') == [[50]]
+
     again = replace(schemas()[1], relation=7, oid=7)
-    shop.append(
-        1_600,
-        [
-            row(1_600, 0, op="s", relation=7, topic="shop.items", key=None, after=None, payload=again.to_json()),
-            row(1_600, 1, relation=7, topic="shop.items", key=["1"], after=[(1, "1"), (2, "anew")]),
-        ],
-    )
+    made = {"relation": 7, "topic": "shop.items"}
+    created = row(1_600, 0, op="s", key=None, after=None, payload=again.to_json(), **made)
+    copied = row(1_600, 1, key=["1"], after=[(1, "1"), (2, "x")], **made)
+    ended = row(1_600, 2, op="g", key=None, after=None, payload=b"1600", **made)
+    shop.append(1_600, [created, copied, ended])
     shop.drive("lake", 1_600)
-    assert held(shop) == wanted | {(7, 1): "anew"}
+    assert {table.relation: table.state for table in shop.lake_of().tables()}[7] == "failed"
+    assert replay(shop.definition, ReplayOptions(sink="lake")).ok
+    assert held(shop) == {key: note for key, note in right.items() if key[0] == ORDERS} | {(7, 1): "x"}
+    assert {table.relation: table.state for table in shop.lake_of().tables()} == dict.fromkeys((ORDERS, 7), "streaming")
+
+
+def query_rows(shop: ShopPipeline, sql: str) -> list[list[Any]]:
+    """The rows of a query at the published cut."""
+    return [list(found) for found in query_tables(find_delta_sink(shop.definition, "lake"), QueryRequest(sql=sql)).rows]
 
 
 def test_tables_with_targets_of_their_own_come_together_by_a_replay(right: Rows) -> None:
