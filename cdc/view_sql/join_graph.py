@@ -1,24 +1,33 @@
-"""Which columns of the tables of a view are equal in every row of its result that shows both tables.
+"""Equal columns of the tables of a view, and how the rows of all tables are found from rows of one.
 
 With them the rows that a few changed rows can meet are found without reading whole tables: a row of orders meets only
 items whose `order_id` is its `id`. Only a SELECT directly over tables has such a graph.
 
-A LEFT JOIN may show NULLs for a table between two others; an equality with its columns does not hold in such a row. So
-those of WHERE, which hold in every row, are followed first, the others in the order of the joins, and every table must
-have a column that is equal to one of a table before it: then all tables before a LEFT JOIN are found without the table
-that it adds. RIGHT and FULL JOIN have no such order.
+An equality is not true in every row. Say that the search begins with rows of the table S. It concerns the rows of the
+result that contain one of them, and those that appear or disappear with a match of one.
+
+    WHERE                           its equalities are true in all of these rows
+    ON of JOIN and LEFT SEMI JOIN   they are true, also those that compare two earlier tables
+    ON of LEFT JOIN and ANTI JOIN   they are true where the join has a match. It has one if it joins S itself, or if
+                                    a true equality compares a column of its table, which is then not NULL
+
+Where a match is not certain, an equality finds the rows that can match from those of an earlier table. It finds no rows
+of earlier tables, because the rows without a match would be missed. RIGHT and FULL JOIN are not analysed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
 import sqlglot
 from sqlglot import exp
 
-from cdc.view_sql.query_structure import equalities_of
+from cdc.view_sql.query_structure import JoinKind, equalities_of
+
+_ALWAYS_MATCHED: Final = frozenset({JoinKind.FIRST, JoinKind.CROSS, JoinKind.INNER, JoinKind.SEMI})
+"""Joins of which every row of the result has a match."""
 
 
 class ColumnOf(NamedTuple):
@@ -35,22 +44,34 @@ class Lookup(NamedTuple):
     wanted: ColumnOf
 
 
+class Equality(NamedTuple):
+    """Two equal columns of different tables."""
+
+    one: ColumnOf
+    other: ColumnOf
+    join: str | None
+    """Alias of the table whose ON or USING has the equality; None: WHERE has it."""
+
+
 @dataclass(frozen=True, slots=True)
 class JoinGraph:
     """The tables of a SELECT, and their equal columns."""
 
     tables: Mapping[str, str]
     """Alias → topic."""
-    required: frozenset[str]
-    """The aliases whose rows are in every row of the result, so that they are never NULL."""
-    equal: tuple[tuple[ColumnOf, ColumnOf], ...]
-    """Equal columns: those of WHERE, then the others in the order of the joins."""
+    kinds: Mapping[str, JoinKind]
+    """Alias → how the table is joined with those before it."""
+    equal: tuple[Equality, ...]
+    """The equalities of WHERE, then the others in the order of the joins."""
     key: Mapping[str, ColumnOf]
     """Column of the view's key → the column whose values it has; only columns that are shown as they are."""
 
     @classmethod
     def of(cls, sql: str, key: Sequence[str], columns: Mapping[str, Sequence[str]]) -> Self | None:
-        """Return the graph of a SELECT; None if it reads anything but tables. columns: topic → columns of the table."""
+        """Return the graph of a SELECT; None if it reads anything but tables. columns: topic → columns of the table.
+
+        None also if the rows of all tables do not follow from the rows of every one.
+        """
         select = sqlglot.parse_one(sql, dialect="spark")
         if not isinstance(select, exp.Select) or select.args.get("with_") or list(select.find_all(exp.Subquery)):
             return None
@@ -66,39 +87,64 @@ class JoinGraph:
         if len(tables) < len(named) or not set(tables.values()) <= columns.keys():
             return None
         names = _Names(tables, columns)
-        equal = tuple(_equal_columns(select, joins, names))
-        required = frozenset(
-            alias
-            for alias, join in zip(tables, [None, *joins], strict=True)
-            if join is None or not (join.side or join.kind in {"SEMI", "ANTI"})
+        kinds = dict(zip(tables, [JoinKind.FIRST, *map(_kind_of, joins)], strict=True))
+        shown_columns = {name: names.column(_shown(select, name)) for name in key}
+        graph = cls(
+            tables,
+            kinds,
+            tuple(_equal_columns(select, joins, names)),
+            {name: column for name, column in shown_columns.items() if column is not None},
         )
-        found = {name: names.column(_shown(select, name)) for name in key}
-        shown_columns = {name: column for name, column in found.items() if column is not None}
-        return cls(tables, required, equal, shown_columns) if _is_ordered([*tables], equal) else None
+        return graph if all(len(graph.steps(alias)) == len(tables) - 1 for alias in tables) else None
+
+    @property
+    def required(self) -> frozenset[str]:
+        """The aliases whose rows are in every row of the result, so that they are never NULL."""
+        return frozenset(alias for alias, kind in self.kinds.items() if kind in _ALWAYS_MATCHED - {JoinKind.SEMI})
 
     def steps(self, start: str) -> list[Lookup]:
-        """Return how the rows of all other tables are found from rows of one."""
-        known, steps = {start}, list[Lookup]()
-        while len(known) < len(self.tables):
-            step = next(self._next(known))
-            known.add(step.wanted.alias)
+        """Return how the rows of all other tables are found from rows of one; of a table without a way, nothing."""
+        matched = self._matched(start)
+        reached, steps = {start}, list[Lookup]()
+        while (step := next(self._next(reached, matched), None)) is not None:
+            reached.add(step.wanted.alias)
             steps.append(step)
         return steps
 
     def path(self, start: str, end: str) -> list[Lookup]:
         """Return those of the steps that find rows of the table `end`."""
-        found, path = {step.wanted.alias: step for step in self.steps(start)}, list[Lookup]()
+        step_to, path = {step.wanted.alias: step for step in self.steps(start)}, list[Lookup]()
         while end != start:
-            path.append(found[end])
-            end = found[end].known.alias
+            path.append(step_to[end])
+            end = step_to[end].known.alias
         return path[::-1]
 
-    def _next(self, known: set[str]) -> Iterator[Lookup]:
-        for one, other in self.equal:
-            if one.alias in known and other.alias not in known:
-                yield Lookup(one, other)
-            elif other.alias in known and one.alias not in known:
-                yield Lookup(other, one)
+    def _matched(self, start: str) -> set[str]:
+        """Return the aliases that have a row in every row of the result for which `start` has one."""
+        matched = {start} | {alias for alias, kind in self.kinds.items() if kind in _ALWAYS_MATCHED}
+        before = -1
+        while len(matched) > before:
+            before = len(matched)
+            for equality in self.equal:
+                if equality.join is None or equality.join in matched:
+                    matched |= {equality.one.alias, equality.other.alias}
+        return matched
+
+    def _next(self, reached: set[str], matched: set[str]) -> Iterator[Lookup]:
+        for equality in self.equal:
+            is_true = equality.join is None or equality.join in matched
+            for known, wanted in ((equality.one, equality.other), (equality.other, equality.one)):
+                finds_rows = is_true or wanted.alias == equality.join
+                if known.alias in reached and wanted.alias not in reached and finds_rows:
+                    yield Lookup(known, wanted)
+
+
+def _kind_of(join: exp.Join) -> JoinKind:
+    """Return the kind of a join that is neither NATURAL nor RIGHT nor FULL; a comma counts as CROSS JOIN."""
+    for kind in (JoinKind.SEMI, JoinKind.ANTI, JoinKind.CROSS):
+        if join.kind == kind.name:
+            return kind
+    return JoinKind.LEFT if join.side else JoinKind.INNER
 
 
 def _shown(select: exp.Select, name: str) -> exp.Expr | None:
@@ -106,8 +152,10 @@ def _shown(select: exp.Select, name: str) -> exp.Expr | None:
     for item in select.expressions:
         if item.alias_or_name.lower() == name.lower():
             return item.unalias()
-    star = next((item for item in select.expressions if item.is_star), None)
-    return None if star is None else exp.column(name, table=star.text("table"))
+    stars = [item for item in select.expressions if item.is_star]
+    if len(stars) != 1 or any(star.args.get("except_") for star in stars[0].find_all(exp.Star)):
+        return None
+    return exp.column(name, table=stars[0].text("table"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +167,8 @@ class _Names:
 
     def column(self, node: exp.Expr | None) -> ColumnOf | None:
         """Return the column that an expression is; None if it is another expression, or no column of a table."""
-        if not isinstance(node, exp.Column) or isinstance(node.this, exp.Star):
-            return None
+        if not isinstance(node, exp.Column) or isinstance(node.this, exp.Star) or node.text("db"):
+            return None  # `o.customer.id` is a field of a column
         owners = [
             alias
             for alias in self.tables
@@ -137,36 +185,31 @@ class _Names:
         return next((column for column in known if column.lower() == name.lower()), None)
 
 
-def _equal_columns(select: exp.Select, joins: Sequence[exp.Join], names: _Names) -> Iterator[tuple[ColumnOf, ColumnOf]]:
+def _equal_columns(select: exp.Select, joins: Sequence[exp.Join], names: _Names) -> Iterator[Equality]:
     where = select.args.get("where")
-    yield from _of_condition(None if where is None else where.this, names)
+    yield from _of_condition(None if where is None else where.this, names, None)
+    aliases, first = list(names.tables), 0
     for number, join in enumerate(joins, 1):
-        yield from _of_using(join, number, names)
-        yield from _of_condition(join.args.get("on"), names)
+        first = number if _kind_of(join) is JoinKind.CROSS else first
+        # of a column in several tables, USING means that of the first one after the last comma
+        yield from _of_using(join, [*aliases[first:number], *aliases[:first]], aliases[number], names)
+        yield from _of_condition(join.args.get("on"), names, aliases[number])
 
 
-def _of_using(join: exp.Join, number: int, names: _Names) -> Iterator[tuple[ColumnOf, ColumnOf]]:
-    aliases = list(names.tables)
+def _of_using(join: exp.Join, earlier: Sequence[str], alias: str, names: _Names) -> Iterator[Equality]:
     for identifier in join.args.get("using") or ():
-        wanted = names.spelled(aliases[number], identifier.name)
-        for earlier in aliases[:number]:
-            known = names.spelled(earlier, identifier.name)
-            if wanted is not None and known is not None:
-                yield ColumnOf(earlier, known), ColumnOf(aliases[number], wanted)
+        column = names.spelled(alias, identifier.name)
+        for other in earlier:
+            name = names.spelled(other, identifier.name)
+            if column is not None and name is not None:
+                yield Equality(ColumnOf(other, name), ColumnOf(alias, column), alias)
                 break
 
 
-def _of_condition(condition: exp.Expr | None, names: _Names) -> Iterator[tuple[ColumnOf, ColumnOf]]:
-    found = () if condition is None else equalities_of(condition)
+def _of_condition(condition: exp.Expr | None, names: _Names, alias: str | None) -> Iterator[Equality]:
+    equalities = () if condition is None else equalities_of(condition)
     # rows that `<=>` joins by NULL are not found by values
-    for equality in (one for one in found if isinstance(one, exp.EQ)):
+    for equality in (node for node in equalities if isinstance(node, exp.EQ)):
         one, other = names.column(equality.this), names.column(equality.expression)
         if one is not None and other is not None and one.alias != other.alias:
-            yield one, other
-
-
-def _is_ordered(aliases: Sequence[str], equal: Sequence[tuple[ColumnOf, ColumnOf]]) -> bool:
-    """Whether every table has a column that is equal to one of a table before it."""
-    place = {alias: number for number, alias in enumerate(aliases)}
-    joined = {max(place[one.alias], place[other.alias]) for one, other in equal}
-    return len(joined) == len(aliases) - 1
+            yield Equality(one, other, alias)

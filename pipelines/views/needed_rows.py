@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple, Protocol, Self
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from cdc.view_sql.join_graph import ColumnOf, JoinGraph
 from pipelines.sinks.delta.merge_source import comparable
-from pipelines.sinks.delta.table_version import PLACE, RowsNotReadable, TableVersion
+from pipelines.sinks.delta.table_version import PLACE, RowsNotReadable
 
 MOST_ROWS: Final = 200_000
 """Maximum rows that are read for one step; above, Spark reads the tables."""
@@ -32,12 +32,20 @@ class ChangedRows:
     new: pa.Table
 
 
+class InputTable(Protocol):
+    """One version of an input, as `TableVersion` reads it."""
+
+    @property
+    def columns(self) -> pa.Schema: ...
+
+    def rows(self, column: str, values: pa.ChunkedArray) -> pa.Table:
+        """Return the rows whose value in a column is one of `values`; a null matches no row."""
+
+
 class NeededRows:
     """Reads rows of the inputs at the later cut of a step."""
 
-    def __init__(
-        self, graph: JoinGraph, tables: Mapping[str, TableVersion], changes: Mapping[str, ChangedRows]
-    ) -> None:
+    def __init__(self, graph: JoinGraph, tables: Mapping[str, InputTable], changes: Mapping[str, ChangedRows]) -> None:
         """tables: topic → table at the later cut. changes: topic → changed rows of the step."""
         self._graph, self._tables, self._changes = graph, tables, changes
         self._read = 0

@@ -25,6 +25,11 @@ class Case:
     before: dict[str, list[Row]]
     after: dict[str, list[Row]]
 
+    @property
+    def columns(self) -> dict[str, dict[str, str]]:
+        """Topic → column → type in Spark."""
+        return {topic: dict.fromkeys(names, "INT") for topic, names in COLUMNS.items()}
+
     def changed(self, topic: str) -> tuple[list[Row], list[Row]]:
         """The old and the new images of the rows that changed."""
         old, new = Counter(self.before[topic]), Counter(self.after[topic])

@@ -12,8 +12,9 @@ from pyspark.sql import SparkSession
 from cdc.view_sql.changed_keys import InputsAtCut
 from cdc.view_sql.view_query import ViewQuery
 from tests.fixtures.examples import examples
+from tests.view_sql.random_joins import random_join_case
 from tests.view_sql.random_views import COLUMNS, Case, Row, random_case
-from tests.view_sql.view_engines import DuckDb, Engine, Spark, affected_keys, differing_keys
+from tests.view_sql.view_engines import AnyCase, DuckDb, Engine, Spark, affected_keys, differing_keys
 
 RANDOMS = st.randoms(use_true_random=False)
 
@@ -102,7 +103,7 @@ def test_nested_values_exploded_rows_and_branches_of_other_types_are_found(spark
     assert found == {("ann", "x"), ("ann", "y"), ("bob", None), ("zoe", "refund")}
 
 
-def _missed(engine: Engine, case: Case) -> object:
+def _missed(engine: Engine, case: AnyCase) -> object:
     """The keys with other rows that are not affected."""
     view = ViewQuery.parse("shop.v", case.sql, case.key)
     assert view.only_refresh is None
@@ -113,6 +114,14 @@ def _missed(engine: Engine, case: Case) -> object:
 @examples(10)
 def test_every_key_with_other_rows_is_affected(random: Random) -> None:
     case = random_case(random, depth=1)
+
+    assert _missed(DuckDb(case), case) == set()
+
+
+@given(RANDOMS)
+@examples(20)
+def test_every_key_with_other_rows_is_affected_by_joins_with_any_condition(random: Random) -> None:
+    case = random_join_case(random)
 
     assert _missed(DuckDb(case), case) == set()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cdc.view_sql.join_graph import ColumnOf, JoinGraph, Lookup
+from cdc.view_sql.join_graph import ColumnOf, Equality, JoinGraph, Lookup
 
 COLUMNS = {
     "shop.orders": ["id", "customer_id", "Status"],
@@ -26,9 +26,9 @@ def test_equal_columns_come_from_conditions_that_and_joins() -> None:
 
     assert found.tables == {"o": "shop.orders", "c": "shop.customers", "i": "shop.items"}
     assert found.equal == (
-        (ColumnOf("c", "name"), ColumnOf("i", "sku")),
-        (ColumnOf("c", "id"), ColumnOf("o", "customer_id")),
-        (ColumnOf("i", "order_id"), ColumnOf("o", "id")),
+        Equality(ColumnOf("c", "name"), ColumnOf("i", "sku"), None),
+        Equality(ColumnOf("c", "id"), ColumnOf("o", "customer_id"), "c"),
+        Equality(ColumnOf("i", "order_id"), ColumnOf("o", "id"), "i"),
     )
     assert found.required == {"o", "c"}
     assert found.key == {"n": ColumnOf("o", "id"), "status": ColumnOf("o", "Status")}
@@ -69,7 +69,44 @@ def test_an_equality_that_joins_nulls_is_not_followed() -> None:
 
 def test_using_names_equal_columns() -> None:
     found = graph("SELECT * FROM shop.orders JOIN shop.customers USING (id)", "id")
-    assert found.equal == ((ColumnOf("orders", "id"), ColumnOf("customers", "id")),)
+    assert found.equal == (Equality(ColumnOf("orders", "id"), ColumnOf("customers", "id"), "customers"),)
+
+
+def test_using_after_a_comma_names_no_table_before_it() -> None:
+    sql = "SELECT 1 FROM shop.orders o, shop.customers c LEFT JOIN shop.items i USING (id) WHERE o.customer_id = c.id"
+    assert [one for one in graph(sql).equal if one.join == "i"] == [
+        Equality(ColumnOf("c", "id"), ColumnOf("i", "id"), "i")
+    ]
+
+
+@pytest.mark.parametrize("join", ["LEFT JOIN", "LEFT ANTI JOIN"])
+def test_an_equality_of_two_earlier_tables_is_not_true_in_rows_without_a_match(join: str) -> None:
+    between = f"{join} shop.items i ON i.order_id = o.id AND c.name = o.status"
+    joined = "SELECT o.id FROM shop.orders o JOIN shop.customers c ON"
+
+    assert JoinGraph.of(f"{joined} lower(c.name) = lower(o.status) {between}", ["id"], COLUMNS) is None
+    found = graph(f"{joined} c.id = o.customer_id {between}")
+    assert found.steps("o")[0] == Lookup(ColumnOf("o", "customer_id"), ColumnOf("c", "id"))
+
+
+@pytest.mark.parametrize(
+    ("join", "where"), [("LEFT SEMI JOIN", ""), ("JOIN", ""), ("LEFT JOIN", " WHERE i.sku = c.name")]
+)
+def test_an_equality_of_two_earlier_tables_is_true_in_rows_with_a_match(join: str, where: str) -> None:
+    sql = (
+        "SELECT o.id FROM shop.orders o JOIN shop.customers c ON lower(c.name) = lower(o.status)"
+        f" {join} shop.items i ON i.order_id = o.id AND c.id = o.customer_id{where}"
+    )
+
+    assert {step.wanted.alias for step in graph(sql).steps("o")} == {"c", "i"}
+
+
+def test_rows_of_an_earlier_table_are_not_found_from_a_join_that_may_have_no_match() -> None:
+    items = "LEFT JOIN shop.items i ON i.order_id = o.id AND i.id = c.id"
+    sql = f"SELECT o.id FROM shop.orders o CROSS JOIN shop.customers c {items}"
+
+    assert JoinGraph.of(sql, ["id"], COLUMNS) is None
+    assert len(graph(f"{sql} WHERE i.sku = o.status").steps("o")) == 2
 
 
 @pytest.mark.parametrize(
@@ -102,3 +139,9 @@ def test_a_star_shows_the_columns_of_its_table() -> None:
     }
     assert graph("SELECT * FROM shop.orders", "status").key == {"status": ColumnOf("orders", "Status")}
     assert graph(f"SELECT * {FROM} ON i.order_id = o.id", "id").key == {}
+    assert graph(f"SELECT o.* EXCEPT (id), i.* {FROM} ON i.order_id = o.id", "id").key == {}
+
+
+def test_a_field_of_a_column_is_no_column_of_the_table_with_its_name() -> None:
+    sql = "SELECT c.id FROM shop.orders o JOIN shop.customers c ON c.id = o.customer_id AND o.c.name = c.name"
+    assert len(graph(sql).equal) == 1

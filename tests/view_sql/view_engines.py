@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import duckdb
+import pyarrow as pa
 from hypothesis import reject
 from pyspark.sql import SparkSession
 
 from cdc.view_sql.changed_keys import InputsAtCut
 from cdc.view_sql.view_query import ViewQuery
-from tests.view_sql.random_views import COLUMNS, Case, Row
+from tests.view_sql.random_joins import JoinCase, comparable
+from tests.view_sql.random_views import COLUMNS, Case
 
 _DIALECT: Final = {
     "`": '"',
@@ -24,6 +25,10 @@ _DIALECT: Final = {
     " AS (\n": " AS MATERIALIZED (\n",
 }
 """What the SQL of random views has in Spark → in DuckDB."""
+
+
+AnyCase = Case | JoinCase
+_DUCKDB_TYPES: Final = {"INT": "INTEGER", "STRING": "VARCHAR"}
 
 
 class Engine(Protocol):
@@ -47,15 +52,15 @@ def affected_keys(engine: Engine, view: ViewQuery) -> set[tuple[Any, ...]]:
 
 def differing_keys(engine: Engine, view: ViewQuery) -> set[tuple[Any, ...]]:
     """The keys that have other rows at the cut after than before."""
-    before, after = (Counter(engine.rows(view.whole(tables(cut)))) for cut in ("before", "after"))
+    before, after = (comparable(engine.rows(view.whole(tables(cut)))) for cut in ("before", "after"))
     return {row[: len(view.key)] for row in (before - after) + (after - before)}
 
 
 class DuckDb:
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: AnyCase) -> None:
         self._engine = duckdb.connect(config={"threads": 1})
         for name, columns, rows in _contents(case):
-            types = ", ".join(f"{column} INTEGER" for column in columns)
+            types = ", ".join(f"{name} {_DUCKDB_TYPES.get(kind, kind)}" for name, kind in columns.items())
             self._engine.execute(f"CREATE TABLE {name} ({types})")
             if rows:
                 self._engine.execute(f"INSERT INTO {name} VALUES {_values(rows)}")
@@ -68,12 +73,18 @@ class DuckDb:
         except duckdb.InternalException:
             reject()  # DuckDB 2.0.1 cannot bind some outer joins of joins in parentheses
 
+    def put(self, name: str, rows: pa.Table) -> None:
+        """Create a table of these rows, or replace it."""
+        self._engine.register("put", rows)
+        self._engine.execute(f"CREATE OR REPLACE TABLE {name} AS SELECT * FROM put")
+        self._engine.unregister("put")
+
 
 class Spark:
-    def __init__(self, session: SparkSession, case: Case) -> None:
+    def __init__(self, session: SparkSession, case: AnyCase) -> None:
         self._session = session
         for name, columns, rows in _contents(case):
-            typed = ", ".join(f"CAST({column} AS INT)" for column in columns)
+            typed = ", ".join(f"CAST({name} AS {kind}) AS {name}" for name, kind in columns.items())
             values = _values(rows or [(None,) * len(columns)])
             where = "" if rows else " WHERE false"
             query = f"SELECT {typed} FROM VALUES {values} AS t({', '.join(columns)}){where}"
@@ -83,15 +94,22 @@ class Spark:
         return [tuple(row) for row in self._session.sql(sql).collect()]
 
 
-def _contents(case: Case) -> Iterator[tuple[str, tuple[str, ...], list[Row]]]:
-    for topic, columns in COLUMNS.items():
+def _contents(case: AnyCase) -> Iterator[tuple[str, Mapping[str, str], Sequence[tuple[Any, ...]]]]:
+    """Yield name, columns with their types in Spark, and rows of every table."""
+    for topic, columns in case.columns.items():
         old, new = case.changed(topic)
         for cut, rows in (("before", case.before[topic]), ("after", case.after[topic]), ("old", old), ("new", new)):
             yield _name(topic, cut), columns, rows
 
 
-def _values(rows: list[Row]) -> str:
-    return ", ".join(f"({', '.join('NULL' if value is None else str(value) for value in row)})" for row in rows)
+def _values(rows: Sequence[tuple[Any, ...]]) -> str:
+    return ", ".join(f"({', '.join(map(_literal, row))})" for row in rows)
+
+
+def _literal(value: Any) -> str:
+    if value is None:
+        return "NULL"
+    return str(value) if isinstance(value, int) else f"'{value}'"
 
 
 def _name(topic: str, cut: str) -> str:
