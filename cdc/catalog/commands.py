@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Final
 
-from sqlalchemy import Row, bindparam, select, update
+from sqlalchemy import Row, bindparam, delete, select, update
 
 from cdc.catalog.connection import Database
 from cdc.catalog.models import CommandRow
@@ -95,6 +95,11 @@ class Commands:
         newest = select(CommandRow).where(*of_kind).order_by(CommandRow.id.desc()).limit(limit)
         with self._database.reading() as session:
             return [_command(row) for row in session.scalars(newest)]
+
+    def delete(self, commands: Iterable[int]) -> None:
+        """Delete commands that nobody needs any more; an answer that arrives later has no effect."""
+        with self._database.writing() as session:
+            session.execute(delete(CommandRow).where(CommandRow.id.in_(list(commands))))
 
     def finish(self, command: int, result: Mapping[str, Any], *, ok: bool = True) -> bool:
         """Store the result and finish the command; return False if the command is finished already or unknown."""

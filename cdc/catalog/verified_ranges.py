@@ -90,6 +90,21 @@ class VerifiedRangeStore:
                 delete(row).where(row.pipeline == pipeline, row.sink == sink, row.topic.not_in(list(topics)))
             )
 
+    def retain_sinks(self, pipeline: str, sinks: Collection[str]) -> None:
+        """Delete the results of sinks that are not in `sinks`, such as sinks that left the definition."""
+        row = VerifiedRow
+        with self._database.writing() as session:
+            session.execute(delete(row).where(row.pipeline == pipeline, row.sink.not_in(list(sinks))))
+
+    def forget_unended(self, pipeline: str, sink: str, topic: str) -> None:
+        """Delete the newest pass over a table if it has not ended, so that the next one begins with its first range."""
+        row = VerifiedRow
+        of_table = (row.pipeline == pipeline, row.sink == sink, row.topic == topic)
+        with self._database.writing() as session:
+            passes = _passes([_range(found) for found in session.scalars(select(row).where(*of_table))])
+            if passes and not _is_complete(passes[0]):
+                session.execute(delete(row).where(*of_table, row.began == passes[0][0].began))
+
     def passes(self, pipeline: str, sink: str, topic: str) -> list[list[VerifiedRange]]:
         """Return the passes over one table, newest first; each pass is the list of its ranges in order."""
         row = VerifiedRow

@@ -39,6 +39,11 @@ _REWRITTEN: Final = """
 
 `relfilenode` is read in the snapshot, and `pg_relation_filenode` returns the current value.
 """
+_RENAMED: Final = """
+    SELECT wanted.name FROM unnest(%s::oid[], %s::text[]) AS wanted (oid, name)
+    WHERE to_regclass(wanted.name) IS DISTINCT FROM wanted.oid
+"""
+"""Query for names that no longer name the table that they named in the snapshot; `to_regclass` uses current names."""
 
 
 def begin_snapshot(conn: psycopg.Connection, snapshot: str) -> None:
@@ -62,16 +67,24 @@ def lock_tables(conn: psycopg.Connection, tables: Sequence[tuple[int, TableName]
     """Lock tables against truncation and rewrites until the transaction of `begin_snapshot` ends.
 
     Raises SnapshotInvalidated if a table was truncated or rewritten between the snapshot and the lock: in the snapshot
-    such a table is empty. The lock (ACCESS SHARE, as in pg_dump) does not block readers and writers of rows.
+    such a table is empty. Raises it also if a table was dropped or renamed: queries use current names, so they would
+    read another table. The lock (ACCESS SHARE, as in pg_dump) does not block readers and writers of rows.
     """
+    names_of = [f"{quote_identifier(name.schema)}.{quote_identifier(name.name)}" for _, name in tables]
     with map_errors():
         for start in range(0, len(tables), LOCKED_AT_ONCE):
             names = sql.SQL(", ").join(sql.Identifier(*name) for _, name in tables[start : start + LOCKED_AT_ONCE])
-            conn.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(names))
-        found = conn.execute(_REWRITTEN, [[oid for oid, _ in tables]]).fetchall()
-    if found:
-        tables_changed = ", ".join(sorted(name for (name,) in found))
-        raise SnapshotInvalidated(f"tables were truncated or rewritten after the snapshot was taken: {tables_changed}")
+            try:
+                conn.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(names))
+            except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName) as exc:
+                raise SnapshotInvalidated("a table was dropped or renamed after the snapshot was taken") from exc
+        oids = [oid for oid, _ in tables]
+        rewritten = conn.execute(_REWRITTEN, [oids]).fetchall()
+        renamed = conn.execute(_RENAMED, [oids, names_of]).fetchall()
+    for what, found in (("truncated or rewritten", rewritten), ("dropped or renamed", renamed)):
+        if found:
+            tables_changed = ", ".join(sorted(name for (name,) in found))
+            raise SnapshotInvalidated(f"tables were {what} after the snapshot was taken: {tables_changed}")
 
 
 def partitioned_oids(conn: psycopg.Connection) -> frozenset[int]:

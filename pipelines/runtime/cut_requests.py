@@ -73,6 +73,6 @@ class CutRequests:
         except CdcError:
             return []
         releases = [c for c in commands if c.payload["sink"] == sink]
-        for command in releases:
-            self._catalog.commands.finish(command.id, {})
+        if releases:
+            self._catalog.commands.delete(command.id for command in releases)
         return [c.payload["handle"] for c in releases]

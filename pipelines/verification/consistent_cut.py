@@ -27,7 +27,8 @@ from cdc.postgres.connection import connect
 from cdc.postgres.copy_in_snapshot import begin_snapshot, lock_tables
 from cdc.postgres.publication import published_rows
 from cdc.postgres.slot import create_slot
-from cdc.postgres.tables import match_tables
+from cdc.postgres.sqlstate import map_errors
+from cdc.postgres.tables import TableName, match_tables
 from cdc.stores.published_record import Published
 from cdc.table import TableSchema
 
@@ -37,6 +38,9 @@ SILENT_AFTER: Final = 10.0
 """Seconds without a report after which a process counts as stopped; a running process reports every second."""
 POLL: Final = 0.05
 """Seconds between two checks whether the apply process has answered the requests for cuts."""
+_WAITING: Final = "SELECT 1 FROM pg_locks WHERE NOT granted AND pg_backend_pid() = ANY (pg_blocking_pids(pid)) LIMIT 1"
+LOCK_WITHIN: Final = 3000
+"""Maximum milliseconds for which a cut waits for the lock of a table."""
 PASSED: Final = "passed"
 """Reason with which the apply process refuses a request for a cut: the sink has published a later position."""
 
@@ -63,6 +67,20 @@ class ConsistentCut:
     rows_of: Callable[[TableSchema], Iterator[memoryview]]
     """Reads the published rows of a table in the format of COPY."""
 
+    def lock(self, schema: TableSchema) -> None:
+        """Lock a table until the cut ends. Raises SnapshotInvalidated if the snapshot does not show the table as it is
+        now.
+        """
+        with map_errors():
+            # a transaction that changes the table may stay open for hours, and the cut would keep its snapshot for it
+            self.source.execute(f"SET LOCAL lock_timeout = {LOCK_WITHIN}")
+        lock_tables(self.source, [(schema.oid, TableName(schema.schema, schema.name))])
+
+    def delays_others(self) -> bool:
+        """Return whether a session of the source waits for a lock of this cut. Rows must not be being read."""
+        with map_errors():
+            return self.source.execute(_WAITING).fetchone() is not None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutRequest:
@@ -77,6 +95,9 @@ class CutRequest:
     epoch: int
     timeout: float
     """Maximum seconds of all attempts together."""
+    locks_all: bool = True
+    """Whether the cut locks all captured tables. Otherwise the caller locks each table before reading it, so a change
+    of a table's definition does not wait for the comparison of other tables."""
     pause: Callable[[float], None] = time.sleep
     """Function that waits for a number of seconds; an exception that it raises ends the request."""
 
@@ -93,15 +114,10 @@ def consistent_cut(catalog: Catalog, request: CutRequest) -> Iterator[Consistent
         with connect(request.dsn, autocommit=False, application_name="cdc verify") as source:
             commands: dict[str, int] = {}
             try:
-                position = _request_batches(catalog, request, source, commands)
-                kept = _wait_for_sinks(catalog, request, commands, deadline)
-                if kept is not None:
-                    yield ConsistentCut(
-                        position, source, kept, request.publication, published_rows(source, request.publication)
-                    )
+                cut = _attempt(catalog, request, source, commands, deadline)
+                if cut is not None:
+                    yield cut
                     return
-            except SnapshotInvalidated:
-                continue  # a TRUNCATE was committed between snapshot and lock
             finally:
                 _release(catalog, request.pipeline, commands)
     raise PositionNotReached(
@@ -126,6 +142,20 @@ def require_apply(catalog: Catalog, pipeline: str) -> None:
         )
 
 
+def _attempt(
+    catalog: Catalog, request: CutRequest, source: Any, commands: dict[str, int], deadline: float
+) -> ConsistentCut | None:
+    """Take one snapshot, and return the cut at its position; None if another snapshot may succeed."""
+    try:
+        position = _request_batches(catalog, request, source, commands)
+    except SnapshotInvalidated:
+        return None  # a table was truncated, rewritten or renamed between snapshot and lock
+    kept = _wait_for_sinks(catalog, request, commands, deadline)
+    if kept is None:
+        return None
+    return ConsistentCut(position, source, kept, request.publication, published_rows(source, request.publication))
+
+
 def _request_batches(catalog: Catalog, request: CutRequest, source: Any, commands: dict[str, int]) -> Position:
     """Open a snapshot in `source`, request that every sink ends a batch at the snapshot's position, and return this
     position.
@@ -138,7 +168,8 @@ def _request_batches(catalog: Catalog, request: CutRequest, source: Any, command
         for sink in request.sinks:
             commands[sink] = catalog.commands.post(request.pipeline, "cut", {"sink": sink, "position": int(position)})
         begin_snapshot(source, exported.name)
-        lock_tables(source, match_tables(source, request.patterns, request.exclude))
+        if request.locks_all:
+            lock_tables(source, match_tables(source, request.patterns, request.exclude))
     with connect(request.dsn, application_name="cdc verify") as conn:
         logical_messages.emit_message(conn, HEARTBEAT_PREFIX, "verify")
     return position
@@ -195,3 +226,5 @@ def _release(catalog: Catalog, pipeline: str, commands: Mapping[str, int]) -> No
         if found is not None and found.state is CommandState.DONE:
             handle = (found.result or {})["handle"]
             catalog.commands.post(pipeline, "release", {"sink": sink, "handle": handle})
+    # repeated verifications would fill the catalog: the answer of a sink contains the record of all its tables
+    catalog.commands.delete(commands.values())

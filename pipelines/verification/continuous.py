@@ -1,9 +1,10 @@
 """Continuous verification: compares every table with the source in repeated passes, one range of keys at a time.
 
 A cut is kept for some seconds only, even for a large table: while a cut exists, the source cannot vacuum newer dead
-rows. Some ranges are compared at each cut, and the next ranges at the next cut. The catalog records the progress, so a
-restarted process continues there. A mismatch is reported, and repaired if the schedule says so. No mismatch ends the
-passes.
+rows, and the tables that are compared are locked against changes of their definition. Some ranges are compared at each
+cut, and the next ranges at the next cut. A cut ends at once if another session waits for one of its locks; only a query
+of the source is not interrupted. The catalog records the progress, so a restarted process continues there. A mismatch
+is reported, and repaired if the schedule says so. No mismatch ends the passes.
 """
 
 from __future__ import annotations
@@ -19,20 +20,25 @@ from typing import Any, Final, Self
 
 from cdc.catalog import Catalog, VerifiedRange
 from cdc.config import Definition
-from cdc.errors import CdcError, ExitCode
+from cdc.errors import CdcError, ExitCode, SinkError, SourceError
 from cdc.position import Position
 from cdc.postgres.key_range_digests import KeyRange, next_range_start
 from cdc.snapshot.backfill_documents import KEYS
+from cdc.stores.published_record import TargetState
 from cdc.verify_and_replay_options import VerifyMode
-from pipelines.verification.compare_table import TableComparison, TableVerdict
+from pipelines.verification.compare_table import TableComparison, TableVerdict, refused
 from pipelines.verification.consistent_cut import ConsistentCut, consistent_cut
 from pipelines.verification.expected_rows import RateLimitedRows, ReadRateLimit
+from pipelines.verification.read_budget import ReadBudget
 from pipelines.verification.repair import Key, RepairResult, RepairRun, SinkTable, mismatched_keys
+from pipelines.verification.target_rows import CheckedTargetRows
 from pipelines.verification.verify import (
     VerifyOptions,
     comparison_at,
     cut_request,
+    find_tables,
     forget_removed_tables,
+    select_sinks,
     select_tables,
 )
 
@@ -46,6 +52,9 @@ RANGE_SECONDS: Final = 10
 """Approximate seconds in which a range of keys is read under a rate limit."""
 RETRY_SECONDS: Final = 10.0
 """Maximum seconds from a failed round to the next attempt."""
+
+FAILED_TABLE_AFTER: Final = 600.0
+"""Maximum seconds after which a table is compared again whose comparison failed or delayed another session."""
 
 _NEVER: Final = datetime.min.replace(tzinfo=UTC)
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -62,6 +71,15 @@ class VerificationSchedule:
     repair: bool = False
     """Whether differing rows are read again from the source, for the sink in which they differ."""
     range_rows: int = RANGE_ROWS
+    cut_seconds: float = CUT_SECONDS
+    budget: ReadBudget | None = None
+    """Limits what is spent; it rests between two cuts. None: no limit but `rate`."""
+    ends_before: float | None = None
+    """Seconds; the verification ends if nothing is due for so long. None: it ends only by a signal."""
+    one_sink_per_cut: bool = False
+    """Whether each cut contains a single sink, so that a sink that cannot reach a cut does not stop the others."""
+    retry: float = RETRY_SECONDS
+    """Maximum seconds from a failed round to the next attempt."""
 
     @property
     def rows(self) -> int:
@@ -156,6 +174,33 @@ class _StopSignals:
             raise Stopped
 
 
+class _OthersWait(Exception):
+    """Another session of the source waits for a lock of the cut, so the cut must end."""
+
+
+class _TableGivenUp(Exception):
+    """One table cannot be compared at this cut; its transaction may have failed, so the cut ends."""
+
+    def __init__(self, table: SinkTable, error: CdcError | None) -> None:
+        """error: what failed; None if another session waited for a lock of the cut."""
+        super().__init__(table)
+        self.table, self.error = table, error
+
+
+@dataclass(frozen=True, slots=True)
+class _SinksAtCut:
+    """A cut, and the options that select its sinks."""
+
+    cut: ConsistentCut
+    options: VerifyOptions
+
+
+def _check_waiting(cut: ConsistentCut) -> None:
+    """Raise _OthersWait if another session waits for a lock of the cut."""
+    if cut.delays_others():
+        raise _OthersWait
+
+
 class ContinuousVerification:
     """Verifies the tables of one pipeline in repeated passes. A second process for the same pipeline is safe, but only
     repeats the work.
@@ -174,6 +219,8 @@ class ContinuousVerification:
         self._rate_limit = ReadRateLimit(schedule.rate, pause=self._signals.pause)
         self._refused_at: dict[SinkTable, datetime] = {}
         """Table that cannot be compared → time of its last report."""
+        self._failed_at: dict[SinkTable, datetime] = {}
+        """Table whose comparison failed or was given up → time of the failure."""
         self._tables: list[SinkTable] = []
         """The tables that were selected at the last cut."""
         self._repaired: list[VerifiedRange] = []
@@ -184,15 +231,37 @@ class ContinuousVerification:
         """Tables that have a known mismatch or could not be compared."""
 
     def run(self) -> None:
-        """Compare tables in rounds until SIGTERM or SIGINT. Raises errors of usage, which every round would repeat."""
+        """Compare tables in rounds until SIGTERM or SIGINT, or until nothing is due for `ends_before` seconds.
+
+        Raises errors of usage, which every round would repeat.
+        """
         with self._signals, Catalog.open(self._definition.catalog.url) as catalog, suppress(Stopped):
             while True:
-                self._signals.pause(self._attempt_round(catalog))
+                wait = self._attempt_round(catalog)
+                if self._schedule.ends_before is not None and wait > self._schedule.ends_before:
+                    return
+                self._signals.pause(wait)
 
     def round(self, catalog: Catalog) -> None:
-        """Compare ranges until none is due, at as many cuts as needed."""
-        while self._compare_at_cut(catalog):
-            pass
+        """Compare ranges until none is due, at as many cuts as needed.
+
+        An error of one sink does not stop the comparison of the others if each cut has a single sink. The first error
+        is raised at the end.
+        """
+        sinks = [sink.name for sink in select_sinks(self._definition, self._options)]
+        left: list[tuple[str, ...]] = [(name,) for name in sinks] if self._schedule.one_sink_per_cut else [tuple(sinks)]
+        errors: list[CdcError] = []
+        while left:
+            names = left.pop(0)
+            try:
+                if self._compare_at_cut(catalog, names):
+                    left.append(names)
+            except CdcError as error:
+                if error.exit_code is ExitCode.USAGE:
+                    raise
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     def _attempt_round(self, catalog: Catalog) -> float:
         """Compare all ranges that are due; return the seconds until the next round.
@@ -205,13 +274,18 @@ class ContinuousVerification:
             if error.exit_code is ExitCode.USAGE:
                 raise
             self._report(RangeResult(None, error=error))
-            return min(RETRY_SECONDS, self._schedule.every)
+            return min(self._schedule.retry, self._schedule.every)
         return self._seconds_until_due(catalog)
 
     def _seconds_until_due(self, catalog: Catalog) -> float:
         now, every = datetime.now(UTC), timedelta(seconds=self._schedule.every)
         due = [(self._pass_began(catalog, table) or now) + every for table in self._tables]
+        due += [at + self._pause_of_failed for at in self._failed_at.values()]
         return max(0.1, (min(due) - now).total_seconds()) if due else self._schedule.every
+
+    @property
+    def _pause_of_failed(self) -> timedelta:
+        return timedelta(seconds=min(FAILED_TABLE_AFTER, self._schedule.every))
 
     def _pass_began(self, catalog: Catalog, table: SinkTable) -> datetime | None:
         """Return when the newest pass over a table began; None before the first pass."""
@@ -219,53 +293,107 @@ class ContinuousVerification:
         began = [found for found in (self._refused_at.get(table), *(ranges[0].began for ranges in passes)) if found]
         return max(began, default=None)
 
-    def _compare_at_cut(self, catalog: Catalog) -> bool:
-        """Take a cut and compare due ranges for about CUT_SECONDS; return whether another cut is needed.
+    def _compare_at_cut(self, catalog: Catalog, sinks: tuple[str, ...]) -> bool:
+        """Take a cut of some sinks and compare due ranges for about `cut_seconds`; return whether another is needed.
 
         That is the case if ranges may still be due, or if ranges were repaired, which have to be compared again.
         """
-        at, until, complete = datetime.now(UTC), time.monotonic() + CUT_SECONDS, True
+        options = replace(self._options, sinks=sinks)
+        request = replace(cut_request(self._definition, options), locks_all=False)
+        at, began = datetime.now(UTC), time.monotonic()
         wrong: list[tuple[TableVerdict, VerifiedRange]] = []
-        with consistent_cut(catalog, cut_request(self._definition, self._options)) as cut:
-            for verdict, found in self._due_ranges(catalog, cut, at):
-                catalog.verified.record(self._definition.name, found)
-                self._record_result(catalog, verdict, found)
-                if not verdict.equal:
-                    wrong.append((verdict, found))
-                if time.monotonic() >= until:
-                    complete = False
-                    break
-                self._signals.pause()
+        rows, complete = 0, False
+        try:
+            with consistent_cut(catalog, request) as cut:
+                read_from = time.monotonic()
+                for verdict, found in self._due_ranges(catalog, _SinksAtCut(cut, options), at):
+                    catalog.verified.record(self._definition.name, found)
+                    self._record_result(catalog, verdict, found)
+                    rows += verdict.rows
+                    if not verdict.equal:
+                        wrong.append((verdict, found))
+                    if time.monotonic() >= read_from + self._schedule.cut_seconds or cut.delays_others():
+                        break
+                    self._signals.pause()
+                else:
+                    complete = True
+        except _TableGivenUp as given_up:
+            self._give_up(catalog, given_up, at)
+        self._rest(rows, time.monotonic() - began)
         return self._repair(wrong) or not complete
 
+    def _rest(self, rows: int, seconds: float) -> None:
+        if self._schedule.budget is not None:
+            self._signals.pause(self._schedule.budget.rest_after(rows, seconds))
+
+    def _give_up(self, catalog: Catalog, given_up: _TableGivenUp, at: datetime) -> None:
+        """Record that a table could not be compared now, so that other tables are compared before it."""
+        table, error = given_up.table, given_up.error
+        self._failed_at[table] = at
+        if error is None:
+            return  # another session waited; the pass continues later with the same range
+        # the bounds of the pass may not fit the table any more, so the next pass begins with its first range
+        catalog.verified.forget_unended(self._definition.name, *table)
+        verdict = refused(*table, TargetState.STREAMING.value, f"{error.code} {error.message} → {error.fix}")
+        self._record_result(catalog, verdict, None)
+
     def _due_ranges(
-        self, catalog: Catalog, cut: ConsistentCut, at: datetime
+        self, catalog: Catalog, at_cut: _SinksAtCut, at: datetime
     ) -> Iterator[tuple[TableVerdict, VerifiedRange]]:
         """Compare the due ranges one after the other; yield the verdict and the catalog record of each.
 
         The tables are ordered by the start of their newest pass, oldest first.
         """
-        selected = select_tables(cut, self._definition, self._options)
-        forget_removed_tables(catalog, self._definition, self._options, selected)
+        cut, options = at_cut.cut, at_cut.options
+        # a sink may have no table yet; without tables in any sink, the options are wrong
+        select = find_tables if self._schedule.one_sink_per_cut else select_tables
+        selected = select(cut, self._definition, options)
+        forget_removed_tables(catalog, self._definition, options, selected)
         tables = {(sink.name, topic): (sink, oid) for sink, oid, topic in selected}
-        self._tables = list(tables)
+        self._tables = [*(table for table in self._tables if table[0] not in options.sinks), *tables]
+        self._failed_at = {
+            table: failed_at
+            for table, failed_at in self._failed_at.items()
+            if table in tables or table[0] not in options.sinks
+        }
         began = {table: self._pass_began(catalog, table) or _NEVER for table in tables}
         for table in sorted(tables, key=began.__getitem__):
+            failed_at = self._failed_at.get(table)
+            if failed_at is not None and at < failed_at + self._pause_of_failed:
+                continue
+            self._failed_at.pop(table, None)
             sink, oid = tables[table]
-            found = comparison_at(cut, sink, oid, table[1])
-            if not isinstance(found, TableVerdict):
-                limited = replace(found, expected_rows=RateLimitedRows(found.expected_rows, self._rate_limit))
-                yield from self._ranges(catalog, cut, limited, at)
-            elif began[table] + timedelta(seconds=self._schedule.every) <= at:
-                self._refused_at[table] = at
-                self._record_result(catalog, found, None)
+            try:
+                found = comparison_at(cut, sink, oid, table[1])
+                if not isinstance(found, TableVerdict):
+                    yield from self._ranges(catalog, cut, self._interruptible(cut, found), at)
+                elif began[table] + timedelta(seconds=self._schedule.every) <= at:
+                    self._refused_at[table] = at
+                    self._record_result(catalog, found, None)
+            except _OthersWait as exc:
+                raise _TableGivenUp(table, None) from exc
+            except (SourceError, SinkError) as error:
+                if cut.source.closed:
+                    raise  # no fault of the table
+                raise _TableGivenUp(table, error) from error
+
+    def _interruptible(self, cut: ConsistentCut, comparison: TableComparison) -> TableComparison:
+        """Return the comparison with a limited rate, and given up if another session waits for a lock of the cut."""
+        expected_rows = RateLimitedRows(comparison.expected_rows, self._rate_limit)
+        target = CheckedTargetRows(comparison.target, lambda: _check_waiting(cut))
+        return replace(comparison, expected_rows=expected_rows, target=target)
 
     def _ranges(
         self, catalog: Catalog, cut: ConsistentCut, comparison: TableComparison, at: datetime
     ) -> Iterator[tuple[TableVerdict, VerifiedRange]]:
         table = (comparison.sink, comparison.record.topic)
+        repaired = [found for found in self._repaired if (found.sink, found.topic) == table]
+        begin = next_range(catalog.verified.passes(self._definition.name, *table), at, self._schedule.every)
+        if not repaired and begin is None:
+            return
+        cut.lock(comparison.schema)
         column = comparison.range_column(cut.source)
-        for result in [found for found in self._repaired if (found.sink, found.topic) == table]:
+        for result in repaired:
             self._repaired.remove(result)
             within = None if column is None else KeyRange(column, result.first, result.ended)
             yield self._compare(comparison, within, replace(result, position=cut.position, verified_at=at))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Protocol
 
 import pyarrow as pa
@@ -16,6 +17,8 @@ from cdc.target_names import POSITION_COLUMN, column_name
 from pipelines.verification.canonical_text import document_batches, target_batch
 from pipelines.verification.compare_rows import Rows
 
+CHECK_EVERY: Final = 1.0
+"""Seconds between two calls of the function of `CheckedTargetRows`."""
 _BOUNDS: Final = ((">=", "first"), ("<", "ended"))
 
 
@@ -104,6 +107,46 @@ class DeltaTargetRows:
             if at is not None
         ]
         return " AND ".join(found) or None
+
+
+class CheckedTargetRows:
+    """The rows of another target; while they are read, a function is called about once per second."""
+
+    def __init__(self, target: TargetRows, check: Callable[[], None]) -> None:
+        """check: an exception that it raises ends the reading."""
+        self._target, self._check = target, check
+        self.ranged = target.ranged
+
+    @property
+    def refusal(self) -> str | None:
+        """Why the rows of the target cannot be compared; None if they can."""
+        return self._target.refusal
+
+    def has(self, name: str) -> bool:
+        """Return whether the target has a column with this name."""
+        return self._target.has(name)
+
+    def kind(self, name: str) -> pa.DataType:
+        """Return the type that a column has in the target."""
+        return self._target.kind(name)
+
+    def rows(self, names: Sequence[str], within: KeyRange | None = None) -> Rows:
+        """Read the named columns as canonical text; within: a range of keys, None for all rows."""
+        read = self._target.rows(names, within)
+
+        def rows() -> Iterator[pa.RecordBatch]:
+            due = time.monotonic() + CHECK_EVERY
+            for batch in read():
+                if time.monotonic() >= due:
+                    self._check()
+                    due = time.monotonic() + CHECK_EVERY
+                yield batch
+
+        return rows
+
+    def count(self, names: Sequence[str], within: KeyRange | None = None) -> int:
+        """Return the number of rows in a range of keys, or of all rows."""
+        return self._target.count(names, within)
 
 
 class UnreadableTarget:

@@ -196,16 +196,21 @@ def cut_request(definition: Definition, options: VerifyOptions) -> CutRequest:
 
 def select_tables(cut: ConsistentCut, definition: Definition, options: VerifyOptions) -> list[SelectedTable]:
     """Return the tables to compare, for each sink. Raises ConfigError if no table is selected."""
+    selected = find_tables(cut, definition, options)
+    if not selected:
+        raise _no_table_error(options)
+    return selected
+
+
+def find_tables(cut: ConsistentCut, definition: Definition, options: VerifyOptions) -> list[SelectedTable]:
+    """Return the tables to compare, for each sink; there may be none."""
     captured = match_tables(cut.source, definition.patterns, definition.excludes)
-    found = [
+    return [
         (sink, oid, str(name))
         for sink in select_sinks(definition, options)
         for oid, name in captured
         if _is_selected(str(name), sink, options)
     ]
-    if not found:
-        raise _no_table_error(options)
-    return found
 
 
 def forget_removed_tables(

@@ -22,8 +22,21 @@ TABLES = (
 ENDLESS = sql.SQL("SELECT repeat('x', 10000) FROM generate_series(1, 300000)").format()
 
 
-@pytest.mark.parametrize("rewrite", ["TRUNCATE plain", "TRUNCATE parted_1", "ALTER TABLE plain ALTER id TYPE bigint"])
-def test_a_table_that_was_rewritten_under_a_snapshot_voids_it(database: str, rewrite: str):
+SWAP = "ALTER TABLE plain RENAME TO aside; ALTER TABLE parted RENAME TO plain; ALTER TABLE aside RENAME TO parted"
+
+
+@pytest.mark.parametrize(
+    "rewrite",
+    [
+        "TRUNCATE plain",
+        "TRUNCATE parted_1",
+        "ALTER TABLE plain ALTER id TYPE bigint",
+        "ALTER TABLE plain RENAME TO renamed",
+        "DROP TABLE plain",
+        SWAP,
+    ],
+)
+def test_a_table_that_was_rewritten_or_renamed_under_a_snapshot_voids_it(database: str, rewrite: str):
     run_sql(database, *TABLES)
     with create_slot(database, "s", temporary=True) as exported, connect(database, autocommit=False) as reading:
         begin_snapshot(reading, exported.name)
