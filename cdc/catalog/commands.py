@@ -112,6 +112,14 @@ class Commands:
             row.finished_at = datetime.now(UTC)
             return True
 
+    def reopen(self, command: int) -> None:
+        """Make a failed command pending again, with the result as its progress; does nothing to other commands."""
+        failed = (CommandRow.id == command, CommandRow.state == CommandState.FAILED.value)
+        with self._database.writing() as session:
+            session.execute(
+                update(CommandRow).where(*failed).values(state=CommandState.PENDING.value, finished_at=None)
+            )
+
 
 _COLUMNS: Final = CommandRow.__table__.c
 _PENDING: Final = (

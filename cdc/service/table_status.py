@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from cdc.catalog import TableProgress
+from cdc.errors import RESYNC, PreflightFailed
 from cdc.position import Position
 from cdc.snapshot.backfill_status import BackfillStatus, CopyProgress, is_part
 from cdc.table import TableSchema, TableState
@@ -144,9 +145,12 @@ def _state(copy: BackfillStatus, progress: CopyProgress | None) -> str:
 
 def _failure_reason(copy: BackfillStatus) -> str:
     """Return the reason why the copy of a table ended before it was complete."""
-    if copy.error is not None:
-        return f"{copy.error['code']} {copy.error['message']} → {copy.error['suggestion']}"
-    return f"backfill {copy.id}, which copied the table, ended as {copy.state}"
+    if copy.error is None:
+        return f"backfill {copy.id}, which copied the table, ended as {copy.state} → {RESYNC}"
+    code, remedy = copy.error["code"], copy.error["suggestion"]
+    if code != PreflightFailed.code and "tables resync" not in remedy:  # the reader continues a copy without rights
+        remedy = f"{remedy}; then {RESYNC}"
+    return f"{code} {copy.error['message']} → {remedy}"
 
 
 def _table_status(table: TableProgress) -> TableStatus:

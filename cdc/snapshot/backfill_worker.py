@@ -5,7 +5,8 @@ Backfills run one at a time, the oldest request first.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from glob import escape
 from itertools import chain
@@ -20,7 +21,7 @@ from cdc.catalog import Catalog
 from cdc.catalog.commands import Command, CommandState
 from cdc.config import Definition
 from cdc.config.source import Snapshot, SnapshotMode
-from cdc.errors import CatalogUnavailable, CdcError, Reaction
+from cdc.errors import CatalogUnavailable, CdcError, PreflightFailed, Reaction
 from cdc.position import Position
 from cdc.postgres.connection import check_same_server, connect, server_start
 from cdc.postgres.sql_ascii import copy_text_repair
@@ -32,12 +33,19 @@ from cdc.snapshot.chunk_sender import ChunkSender, ReaderLink
 from cdc.snapshot.copy_limits import CopyRateLimit, PauseGate
 from cdc.snapshot.debezium_signals import Signals
 from cdc.snapshot.missing_base_rows import unconfirmed_xids
-from cdc.snapshot.publication_sync import PublicationSync, PublicationSyncWorker, duplicate_topics
+from cdc.snapshot.publication_sync import (
+    PublicationSync,
+    PublicationSyncWorker,
+    duplicate_topics,
+    table_problems,
+)
 from cdc.table import TableSchema, TableState, matches
 
 POLL: Final = 1.0
 """Seconds between two polls of the catalog; a poll takes one or two milliseconds."""
 
+RETRY_REFUSED_EVERY: Final = 30.0
+"""Seconds between two checks whether a right that a copy missed was granted."""
 CHUNK_MEMORY: Final = 16 * 1024 * 1024
 """Approximate maximum size in bytes of the Arrow rows of all chunks in memory."""
 CHUNKS_AS_ROWS: Final = 2
@@ -62,6 +70,9 @@ class BackfillWorker(Thread):
         self._definition, self._link, self._signals, self._metrics = definition, link, signals, process_metrics
         self._windows, self._stop_event = link.windows, link.stop
         self._paused: dict[int, bool] = {}
+        self.retry_refused_every = RETRY_REFUSED_EVERY
+        self._refused_due = 0.0
+        """Time on the monotonic clock of the next check of missing rights."""
         sync = PublicationSync(reload or (lambda: definition), definition, link)
         self._sync_worker = PublicationSyncWorker(sync, link, definition.name, definition.catalog.url)
         self.has_copied_all = False
@@ -112,16 +123,45 @@ class BackfillWorker(Thread):
         if not wanted:
             return
         epoch = self._link.durable.position.epoch
-        for command in catalog.commands.ls(self._definition.name, BACKFILL):
+        commands = catalog.commands.ls(self._definition.name, BACKFILL)
+        self._continue_refused_copies(catalog, commands, wanted)
+        for command in commands:
             requested = BackfillRequest.from_json(command.payload)
-            ended_in = (command.result or {}).get("epoch", requested.epoch)
-            given_up = command.state is CommandState.FAILED and ended_in == epoch
+            given_up = command.state is CommandState.FAILED and _ended_in(command) == epoch
             completes = requested.completes and requested.epoch == epoch and command.state is CommandState.PENDING
             if completes or (requested.resync and (given_up or command.state is CommandState.PENDING)):
                 wanted = {topic for topic in wanted if not matches(topic, requested.tables)}
         if wanted:
             request = BackfillRequest(tuple(escape(topic) for topic in sorted(wanted)), resync=True, epoch=epoch)
             catalog.commands.post(self._definition.name, BACKFILL, request.to_json())
+
+    def _continue_refused_copies(self, catalog: Catalog, commands: list[Command], uncopied: set[str]) -> None:
+        """Continue the full copies that a missing right ended, every RETRY_REFUSED_EVERY seconds, if it was granted.
+
+        commands: newest first. uncopied: topics of the tables in state `snapshotting`.
+        """
+        if time.monotonic() < self._refused_due:
+            return
+        for command in commands:
+            requested = BackfillRequest.from_json(command.payload)
+            tables = {topic for topic in uncopied if requested.resync and matches(topic, requested.tables)}
+            uncopied = uncopied - tables
+            code = ((command.result or {}).get("error") or {}).get("code")
+            is_refused = command.state is CommandState.FAILED and code == PreflightFailed.code
+            if not tables or not is_refused or _ended_in(command) != self._link.durable.position.epoch:
+                continue
+            self._refused_due = time.monotonic() + self.retry_refused_every
+            if not tables <= self._problems(tables).keys():
+                log.info("backfill continued, because the right that it missed was granted", id=command.id)
+                catalog.commands.reopen(command.id)
+
+    def _problems(self, topics: set[str]) -> Mapping[str, tuple[str, str | None]]:
+        """Return the reasons why tables cannot be read, by topic; none if the source does not answer."""
+        try:
+            return table_problems(self._definition, sorted(topics))
+        except CdcError as exc:
+            log.warning("cannot check the rights on tables", code=exc.code, message=exc.message)
+            return dict.fromkeys(topics, (exc.message, None))
 
     def _may_begin(self, catalog: Catalog, command: Command) -> bool:
         was_paused = (command.result or {}).get("state") == "paused"  # a restarted reader keeps it paused
@@ -152,10 +192,19 @@ class BackfillWorker(Thread):
             log.warning(event, id=command.id, code=exc.code, message=exc.message, fix=exc.fix)
             if not is_temporary:
                 progress.state = "failed"
+                if isinstance(exc, PreflightFailed) and request.resync:
+                    exc = self._with_statements(exc, progress)
                 self._finish_incomplete(catalog, command.id, progress, exc)
             return  # after a temporary error, the backfill continues at the next poll
         catalog.commands.finish(command.id, progress.to_json())
         log.info("backfill done", id=command.id, rows=sum(table.rows for table in progress.tables.values()))
+
+    def _with_statements(self, exc: CdcError, progress: BackfillState) -> CdcError:
+        """Return the error of a copy that a missing right ended, with the SQL that grants it."""
+        failed = {topic for topic, table in progress.tables.items() if table.state == "failed"}
+        statements = [sql for _, sql in self._problems(failed).values() if sql]
+        message = f"{exc.message}; the reader tries again every {RETRY_REFUSED_EVERY:.0f} s"
+        return PreflightFailed(message, remedy=" ".join(statements) or exc.fix)
 
     def _finish_incomplete(
         self, catalog: Catalog, job: int, progress: BackfillState, exc: CdcError | None = None
@@ -237,6 +286,13 @@ class BackfillWorker(Thread):
                 cancelled = cancelled or action.kind == BackfillAction.CANCEL.kind
                 self._paused[job] = action.kind == BackfillAction.PAUSE.kind
         return cancelled
+
+
+def _ended_in(command: Command) -> int | None:
+    """Return the epoch in which a backfill failed or was cancelled."""
+    requested: int | None = command.payload.get("epoch")
+    epoch: int | None = (command.result or {}).get("epoch", requested)
+    return epoch
 
 
 def _limits(snapshot: Snapshot) -> ChunkLimits:

@@ -209,7 +209,7 @@ class PublicationSync:
     def _capturable(self, added: Mapping[int, TableName]) -> tuple[dict[int, TableName], dict[str, str]]:
         """Return the tables that can be captured, by OID, and the reasons why the others cannot, by name."""
         names = list(map(str, added.values()))
-        wrong = self._problems(names) if names else {}
+        wrong = table_problems(self._definition, names) if names else {}
         fit = {oid: name for oid, name in added.items() if str(name) not in wrong}
         return fit, {str(name): _refusal_text(name, *wrong[str(name)]) for oid, name in added.items() if oid not in fit}
 
@@ -220,32 +220,6 @@ class PublicationSync:
                 log.warning("a table rule matches a table that cannot be captured", table=name, reason=reason)
         self._refused = refused
         return refused
-
-    def _problems(self, names: list[str]) -> dict[str, tuple[str, str | None]]:
-        """Return the preflight problems of tables: name → (message, SQL that solves the problem or None).
-
-        If the check reports a problem of the publication, each table is checked alone to find the cause.
-        """
-        source = self._definition.source
-        wants = SourceRequirements(
-            source.slot.name,
-            source.publication.name,
-            [escape(name) for name in names],
-            control=publication_control(self._definition),
-        )
-        wrong: dict[str, tuple[str, str | None]] = {}
-        for problem in preflight(source.current_primary(), wants):
-            if problem.fatal:
-                message, statement = wrong.get(problem.subject, ("", None))
-                message = f"{message}; {problem.message}".removeprefix("; ")
-                wrong[problem.subject] = message, " ".join(filter(None, (statement, problem.sql))) or None
-        publication = f"publication {source.publication.name}"
-        if publication not in wrong:
-            return wrong
-        if len(names) == 1:
-            message, statement = wrong[publication]
-            return {names[0]: (f"{publication} {message}", statement)} | wrong
-        return {subject: reason for name in names for subject, reason in self._problems([name]).items()}
 
     def _add(self, conn: Any, primary: Any, stream: ChunkSender, added: Mapping[int, TableName]) -> tuple[str, ...]:
         source, added_topics = self._definition.source, []
@@ -285,6 +259,33 @@ def _refusal_text(table: TableName, message: str, statement: str | None) -> str:
     """Format the reason and the remedy for a refused table as one text."""
     step = statement or complete_remedy("exclude the table: 'cdc tables remove TABLE'", topic=str(table))
     return f"{PreflightFailed.code} {message} → {step}"
+
+
+def table_problems(definition: Definition, names: list[str]) -> dict[str, tuple[str, str | None]]:
+    """Return the preflight problems of tables: name → (message, SQL that solves the problem or None).
+
+    If the check reports a problem of the publication, each table is checked alone to find the cause.
+    """
+    source = definition.source
+    wants = SourceRequirements(
+        source.slot.name,
+        source.publication.name,
+        [escape(name) for name in names],
+        control=publication_control(definition),
+    )
+    wrong: dict[str, tuple[str, str | None]] = {}
+    for problem in preflight(source.current_primary(), wants):
+        if problem.fatal:
+            message, statement = wrong.get(problem.subject, ("", None))
+            message = f"{message}; {problem.message}".removeprefix("; ")
+            wrong[problem.subject] = message, " ".join(filter(None, (statement, problem.sql))) or None
+    publication = f"publication {source.publication.name}"
+    if publication not in wrong:
+        return wrong
+    if len(names) == 1:
+        message, statement = wrong[publication]
+        return {names[0]: (f"{publication} {message}", statement)} | wrong
+    return {subject: reason for name in names for subject, reason in table_problems(definition, [name]).items()}
 
 
 def publication_control(definition: Definition) -> PublicationControl:

@@ -69,8 +69,9 @@ def test_a_copy_that_ended_early_leaves_the_table_failed_with_the_way_out(catalo
     end(catalog, copying(catalog, TOPIC, COPY), state, **({"error": error} if state == "failed" else {}))
     (problem,) = pipeline_status(catalog, NAME, datetime.now(UTC)).problems
     assert problem.subject == f"table {TOPIC}"
-    again = (None, f"copy the table again: 'cdc tables resync {TOPIC}'")
-    assert (problem.code, problem.remedy) == (("CDC-2003", "grant it") if state == "failed" else again)
+    again = f"copy the table again: 'cdc tables resync {TOPIC}'"
+    failed = ("CDC-2003", f"grant it; then {again}")
+    assert (problem.code, problem.remedy) == (failed if state == "failed" else (None, again))
     copying(catalog, TOPIC, COPY)
     assert places(catalog)[""].state == "queued"
 

@@ -31,19 +31,19 @@ class Running(Reading):
         definition = held.definition
         signals = Signals(definition)
         super().__init__(held, windows, signals.queue)
-        self._jobs = BackfillWorker(definition, self.context.link, signals, self.figures, lambda: held.definition)
+        self.jobs = BackfillWorker(definition, self.context.link, signals, self.figures, lambda: held.definition)
         self.catalog = Catalog.open(definition.catalog.url)
 
     def __enter__(self) -> Self:
         super().__enter__()
-        self._jobs.start()
+        self.jobs.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop.set()
-        self._jobs.join()
+        self.jobs.join()
         self.catalog.close()
         super().__exit__(kind, error, trace)
 

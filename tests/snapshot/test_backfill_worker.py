@@ -171,3 +171,28 @@ def test_what_is_said_of_a_copy_that_ended_changes_nothing_for_it_nor_for_the_ne
         assert running.catalog.commands.get(job) == before
         running.caught_up()
     assert is_exact(held)
+
+
+def test_a_copy_without_a_right_says_which_one_and_continues_by_itself_once_it_is_granted(held: Captured) -> None:
+    role: LiteralString = f"r_{held.dsn.rpartition('/')[2]}"  # type: ignore[assignment]
+    run_sql(
+        held.dsn,
+        f"CREATE ROLE {role} LOGIN REPLICATION PASSWORD 'secret'",
+        f"ALTER PUBLICATION cdc_held_pub OWNER TO {role}",
+    )
+    try:
+        text = held.path.read_text()
+        held.path.write_text(text.replace("://postgres@", f"://{role}@").replace("user=postgres", f"user={role}"))
+        with Running(held) as running:
+            running.jobs.retry_refused_every = 0.5
+            job = running.ask(BackfillRequest(("public.t",), resync=True))
+            error = (running.ended(job).result or {})["error"]
+            assert (error["code"], "permission denied for table t" in error["message"]) == ("CDC-2002", True)
+            assert error["suggestion"] == f'GRANT SELECT ON "public"."t" TO "{role}";'
+            run_sql(held.dsn, error["suggestion"])
+            running.until(lambda: running.state(job) == "done", "the copy to continue")
+            assert [command.id for command in running.catalog.commands.ls("held", BACKFILL)] == [job]
+            running.caught_up()
+        assert is_exact(held)
+    finally:
+        run_sql(held.dsn, f"REASSIGN OWNED BY {role} TO CURRENT_USER", f"DROP OWNED BY {role}", f"DROP ROLE {role}")
