@@ -45,6 +45,7 @@
     │   ├── UndecodableValue        text of an SQL_ASCII database that is not UTF-8
     │   ├── UnknownRelation
     │   ├── UnreadableRow           the server cannot send a row of a table that is copied
+    │   ├── CommitNotVisible        retried: the source does not show a committed change of a table's definition
     │   └── SnapshotInvalidated     retried: a table was truncated or rewritten after the snapshot was taken
     ├── SinkError             CDC-3xxx           a sink or one of its targets
     │   ├── ValueNotRepresentable   quarantine
@@ -627,6 +628,17 @@ class SnapshotInvalidated(SourceError):
     code = "CDC-2204"
     reaction = Reaction.RETRY
     remedy = "do nothing: cdc takes another snapshot and reads the rows again"
+
+
+class CommitNotVisible(SourceError):
+    """A committed change of a table's definition is in the stream, but not in the system catalogs.
+
+    The session that committed it waits for a synchronous standby.
+    """
+
+    code = "CDC-2209"
+    reaction = Reaction.RETRY
+    remedy = "start the synchronous standby, or remove its name from synchronous_standby_names"
 
 
 class SinkError(CdcError):

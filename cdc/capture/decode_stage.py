@@ -206,7 +206,7 @@ class DecodeStage:
         if schema is not None and before == seen:
             self._decoder.define(schema, announce=False)
             return
-        if (found := self._relations.resolve_relation(seen.relation, seen.position)) is None:
+        if (found := self._relations.resolve_relation(seen)) is None:
             self._decoder.ignore(seen.relation.oid)
             return
         schema, announce = found

@@ -16,17 +16,20 @@ from typing import Any, Final, TypeVar
 import structlog
 
 from cdc.errors import CdcError, SourceUnreachable
+from cdc.pgoutput.decoder_events import RelationSeen
 from cdc.pgoutput.messages import Relation
-from cdc.position import Position
 from cdc.postgres.column_identity import schema_from_ddl, with_state
 from cdc.postgres.connection import ANSWER_TIMEOUT, connect
 from cdc.postgres.ddl_messages import parse_ddl_message, with_types
 from cdc.postgres.tables import CatalogView, read_catalog_view, resolve_relation
 from cdc.postgres.unreplicated_changes import CatalogState, find_divergence, read_catalog_states
+from cdc.postgres.visibility import await_definition
 from cdc.table import ADDED, PARTITION_OF, TableSchema, TableState, matches, topic
 
 CATALOG_CHECK_EVERY: Final = 30.0
 """Seconds between two system catalog queries; a query took 8 ms for one table, and 80–150 ms for 1,000 tables."""
+DEFINITION_TIMEOUT: Final = 5.0
+"""Maximum seconds until the system catalogs show a transaction of the stream that changed a table's definition."""
 
 _T = TypeVar("_T")
 log = structlog.get_logger("reader")
@@ -87,20 +90,22 @@ class SchemaTracker:
         """
         self._known[schema.oid] = schema
 
-    def resolve_relation(self, message: Relation, position: Position) -> tuple[TableSchema, bool] | None:
+    def resolve_relation(self, event: RelationSeen) -> tuple[TableSchema, bool] | None:
         """Return the schema of the rows after a Relation message, and True if the log needs an `s` row for this schema.
 
         Returns None if the table is not captured: no rule matches the table, it was removed from the definition, or it
         is a partition, because rules match only partition roots. The Relation message shows the table at an earlier
         time than the system catalogs. If message and catalogs contradict each other, the state is `needs_resync`.
+        Raises CommitNotVisible if the catalogs do not show what the message's transaction did to the table.
         """
+        message = event.relation
         before = self._known.get(message.oid)
         if not self._is_captured(message, before):
             return None
         known = before or _with_sent_columns(self._unannounced.pop(message.oid, None), message)
 
         def answer(conn: Any) -> TableSchema | None:
-            seen = self._view_of(conn, message.oid, position)
+            seen = self._view_of(conn, event)
             if before is None and seen.is_partition(message.oid):
                 return None
             schema = resolve_relation(conn, message, known, self._epoch, seen)
@@ -121,17 +126,19 @@ class SchemaTracker:
         name = topic(message.schema, message.name)
         return matches(name, self._patterns) and not matches(name, self._exclude)
 
-    def _view_of(self, conn: Any, oid: int, position: Position) -> CatalogView:
-        """Return a view of the system catalogs that is not older than the Relation message at this position.
+    def _view_of(self, conn: Any, event: RelationSeen) -> CatalogView:
+        """Return a view of the system catalogs that is not older than the Relation message.
 
-        The first Relation messages of all tables share one view, unless a message is after the view's WAL position.
+        The first Relation messages of all tables share one view, unless their transaction is later than the view.
         """
+        oid = event.relation.oid
         if self._view is None:
             self._view = read_catalog_view(conn, [*self._known, oid], self._publication)
         first = oid not in self._seen and oid in self._view.tables
         self._seen.add(oid)
-        if first and position.lsn <= self._view.upto:
+        if first and self._view.shows(event.position, event.xid):
             return self._view
+        await_definition(conn, oid, event.xid, DEFINITION_TIMEOUT)
         return read_catalog_view(conn, [oid], self._publication)
 
     def _query(self, question: Callable[[Any], _T]) -> _T:

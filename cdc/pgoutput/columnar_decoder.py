@@ -203,7 +203,8 @@ class ColumnarDecoder:
             return None
         for oid in row_oids(message):
             if oid not in self._layouts and (relation := self._undefined.pop(oid, None)) is not None:
-                return RelationSeen(relation, Position(int(self._state[kernel.POSITION])))
+                position, xid = self._state[kernel.POSITION], self._state[kernel.XID]
+                return RelationSeen(relation, Position(int(position)), int(xid))
         return None
 
     def _store_relation(self, message: Relation) -> None:

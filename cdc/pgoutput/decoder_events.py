@@ -21,6 +21,7 @@ class RelationSeen:
     relation: Relation
     position: Position
     """Position of the open transaction."""
+    xid: int
 
 
 @dataclass(frozen=True, slots=True)

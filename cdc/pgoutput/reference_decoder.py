@@ -238,7 +238,7 @@ class ReferenceDecoder:
             return None
         for oid in row_oids(message):
             if oid not in self._layouts and (relation := self._undefined.pop(oid, None)) is not None:
-                return RelationSeen(relation, self._open.position)
+                return RelationSeen(relation, self._open.position, self._open.xid)
         return None
 
     def _handle(self, frame: bytes, message: AnyMessage) -> None:

@@ -7,14 +7,11 @@ Postgres parses it as a value of the column's type.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Final, Self
+from typing import Final
 
-import numpy as np
 import psycopg
 from psycopg import sql
 
@@ -22,10 +19,9 @@ from cdc.errors import SnapshotInvalidated
 from cdc.postgres.copy_in_snapshot import select_table
 from cdc.postgres.sqlstate import map_errors
 from cdc.postgres.tables import TableName
+from cdc.postgres.visibility import Visibility
 from cdc.table import TableSchema
 
-_XIDS: Final = 1 << 32
-_HALF: Final = 1 << 31
 _ESTIMATE: Final = """
     SELECT coalesce(sum(greatest(c.reltuples, 0)), 0)::bigint FROM pg_class c
     WHERE c.oid = %(oid)s OR c.oid IN (SELECT relid FROM pg_partition_tree(%(oid)s::oid::regclass))
@@ -57,45 +53,11 @@ _COLUMNS: Final = """
     SELECT attname, atttypid::bigint FROM pg_attribute WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped
     ORDER BY attnum
 """
-# a row of another role's session has its xid, but its start only for roles with pg_read_all_stats
-_STARTS: Final = """
-    SELECT backend_xid::text::bigint, xact_start FROM pg_stat_activity WHERE backend_xid IS NOT NULL
-    UNION ALL SELECT transaction::text::bigint, prepared FROM pg_prepared_xacts
-"""
-_POLL_INTERVAL: Final = 0.02
-"""Seconds between two checks whether transactions have ended; SQL has no statement that waits for their end."""
 # to_jsonb: filters came with version 15
 _FILTER: Final = """
     SELECT to_jsonb(t) ->> 'rowfilter' FROM pg_publication_tables t
     WHERE t.pubname = %s AND t.schemaname = %s AND t.tablename = %s
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Visibility:
-    """The transactions that a snapshot sees: the value of `pg_current_snapshot()`."""
-
-    xmin: int
-    """Transaction id below which every committed transaction is visible."""
-    xmax: int
-    """Transaction id at and above which every transaction is invisible."""
-    running: frozenset[int]
-    """Ids of the transactions between `xmin` and `xmax` that were running, and so are invisible."""
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Parse the text `xmin:xmax:xip,xip…`, as `pg_current_snapshot()` prints it."""
-        xmin, xmax, running = text.split(":")
-        return cls(int(xmin), int(xmax), frozenset(map(int, filter(None, running.split(",")))))
-
-    def sees(self, xids: np.ndarray) -> np.ndarray:
-        """Return a boolean array: true for each transaction that the snapshot sees.
-
-        `xids` are the ids of committed transactions, as int64 values without the high 32 bits, as in the stream.
-        """
-        # the transactions are recent, so of all xids with these low bits the one nearest to xmax is the right one
-        whole = self.xmax + ((xids - self.xmax + _HALF) % _XIDS) - _HALF
-        return (whole < self.xmax) & ~np.isin(whole, list(self.running))
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,39 +169,6 @@ def replay_lag(conn: psycopg.Connection, standby: str) -> int | None:
     with map_errors():
         row = conn.execute(_REPLAYED, [standby]).fetchone()
     return None if row is None else int(row[0])
-
-
-def open_xids(conn: psycopg.Connection, patience: float) -> frozenset[int]:
-    """Return the low 32 bits of the xids of transactions that are open and do not end within `patience` seconds.
-
-    Most transactions end within milliseconds. A transaction that has committed but waits for a synchronous standby is
-    open: snapshots do not see it. Every role learns this from a snapshot, whatever
-    `pg_stat_activity` hides from it.
-    """
-    deadline = time.monotonic() + patience
-    with map_errors():
-        running = _running(conn)
-        while running and time.monotonic() < deadline:
-            time.sleep(_POLL_INTERVAL)
-            running &= _running(conn)
-    return frozenset(xid % _XIDS for xid in running)
-
-
-def _running(conn: psycopg.Connection) -> frozenset[int]:
-    row = conn.execute("SELECT pg_current_snapshot()::text").fetchone()
-    assert row is not None  # noqa: S101 - a SELECT without FROM has one row
-    return Visibility.parse(row[0]).running
-
-
-def oldest_start(conn: psycopg.Connection, xids: frozenset[int]) -> datetime | None:
-    """Return the start of the oldest of these open transactions; None if the role may not see all of the starts.
-
-    `xids` are the low 32 bits of the xids.
-    """
-    with map_errors():
-        starts = conn.execute(_STARTS).fetchall()
-    known = [start for xid, start in starts if xid in xids and start is not None]
-    return min(known) if known and len(known) == len(xids) else None
 
 
 def key_range_query(

@@ -11,16 +11,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
+import numpy as np
 import psycopg
 from psycopg import sql
 
 from cdc.lsn import Lsn
 from cdc.pgoutput.messages import Relation
+from cdc.position import Position
 from cdc.postgres.column_identity import identify_columns
 from cdc.postgres.connection import connect
 from cdc.postgres.sqlstate import map_errors
 from cdc.postgres.system_catalog import CatalogTable, read_catalog_tables, read_types
 from cdc.postgres.unreplicated_changes import CatalogState, read_catalog_states
+from cdc.postgres.visibility import Visibility
 from cdc.table import TableSchema, matches, topic
 
 # partitions are published under their root's name; unlogged and temporary tables write no WAL
@@ -41,7 +44,8 @@ _UNCAPTURABLE: Final = """
     ORDER BY n.nspname, c.relname
 """
 _INSERTED: Final = """
-    SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_insert_lsn() END::text
+    SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_insert_lsn() END::text,
+           pg_current_snapshot()::text
 """
 
 
@@ -50,11 +54,17 @@ class CatalogView:
     """Definitions and states of tables, read from the system catalogs of Postgres at one time."""
 
     upto: Lsn
-    """End of the WAL when the view was read; the view is at least as new as every Relation message up to this LSN."""
+    """End of the WAL when the view was read."""
+    visibility: Visibility
+    """Transactions that the view shows; the WAL before `upto` may contain others, whose commit is not visible yet."""
     tables: Mapping[int, CatalogTable]
     """Definition of each table, by OID."""
     states: Mapping[int, CatalogState]
     """State of each table, by OID, to find changes missing in the stream (see `unreplicated_changes`)."""
+
+    def shows(self, position: Position, xid: int) -> bool:
+        """Return True if the view is at least as new as a transaction of the stream."""
+        return position.lsn <= self.upto and bool(self.visibility.sees(np.array([xid])).all())
 
     def is_partition(self, oid: int) -> bool:
         """Return True if the table is a partition of another table."""
@@ -182,7 +192,9 @@ def read_catalog_view(conn: psycopg.Connection, oids: Sequence[int], publication
         row = conn.execute(_INSERTED).fetchone()
         tables = read_catalog_tables(conn, oids)
     assert row is not None  # noqa: S101 - a SELECT without FROM has one row
-    return CatalogView(Lsn.parse(row[0]), tables, read_catalog_states(conn, oids, publication))
+    return CatalogView(
+        Lsn.parse(row[0]), Visibility.parse(row[1]), tables, read_catalog_states(conn, oids, publication)
+    )
 
 
 def resolve_relation(

@@ -19,9 +19,9 @@ from cdc.log.bucket_files import Root
 from cdc.log.reader import LogReader, read_file
 from cdc.log_row import HEARTBEAT_PREFIX, Operation
 from cdc.position import Position
-from cdc.postgres.chunk_queries import oldest_start, open_xids
 from cdc.postgres.connection import is_standby
 from cdc.postgres.logical_messages import emit_message
+from cdc.postgres.visibility import oldest_start, open_xids
 
 CLOCK_SLACK: Final = timedelta(minutes=1)
 """Maximum time by which a commit timestamp may be lower than the timestamp of an earlier commit."""

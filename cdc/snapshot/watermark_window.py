@@ -22,7 +22,7 @@ from cdc.errors import SnapshotInvalidated
 from cdc.log_row import Operation, RowOrder, control_row, generation_payload
 from cdc.pgoutput.decoder_events import DecodedRows, WatermarkSeen
 from cdc.position import Position
-from cdc.postgres.chunk_queries import Visibility
+from cdc.postgres.visibility import Visibility
 from cdc.snapshot.window_merge import (
     KEYED_COLUMNS,
     KEYLESS_COLUMNS,

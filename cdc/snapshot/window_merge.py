@@ -35,7 +35,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.log_row import LOG_SCHEMA, Operation, RowOrder
-from cdc.postgres.chunk_queries import Visibility
+from cdc.postgres.visibility import Visibility
 
 KEYED_COLUMNS: Final = ("op", "key", "after", "partial")
 """Columns of the stream's rows that `merge_keyed` needs."""

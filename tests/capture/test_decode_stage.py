@@ -12,9 +12,9 @@ from cdc.capture.schema_tracker import CaptureFilter, SchemaTracker
 from cdc.capture.spool import Spool
 from cdc.log_row import SIGNAL_PREFIX
 from cdc.lsn import Lsn
-from cdc.pgoutput.decoder_events import DecodedRows
+from cdc.pgoutput.decoder_events import DecodedRows, RelationSeen
 from cdc.pgoutput.message_parser import FrameBatch
-from cdc.pgoutput.messages import AnyMessage, Insert, Message, Relation
+from cdc.pgoutput.messages import AnyMessage, Insert, Message
 from cdc.position import Position
 from cdc.snapshot.debezium_signal_queue import SignalQueue
 from cdc.table import TableSchema
@@ -37,9 +37,9 @@ class Catalogue(SchemaTracker):
     def apply_ddl(self, content: bytes) -> Iterator[TableSchema]:
         return iter([ORDERS] if content else ())
 
-    def resolve_relation(self, message: Relation, position: Position) -> tuple[TableSchema, bool]:
-        assert message.oid == ORDERS.oid
-        self.asked.append(position)
+    def resolve_relation(self, event: RelationSeen) -> tuple[TableSchema, bool]:
+        assert event.relation.oid == ORDERS.oid
+        self.asked.append(event.position)
         return ORDERS, len(self.asked) == 1
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from cdc.capture.schema_tracker import CaptureFilter, SchemaTracker
+from cdc.pgoutput.decoder_events import RelationSeen
 from cdc.position import Position
 from cdc.table import REMOVED, TableSchema, TableState
 from tests.pgoutput.streams import ORDERS, relation
@@ -34,12 +35,12 @@ def ddl(command: str, **fields: object) -> bytes:
 @pytest.mark.parametrize(("schema", "name"), [("other", "orders"), ("shop", "audit")])
 def test_a_relation_that_no_rule_matches_is_not_captured(schema: str, name: str) -> None:
     message = relation(replace(ORDERS, schema=schema, name=name))
-    assert tracker_of().resolve_relation(message, Position(5)) is None
+    assert tracker_of().resolve_relation(RelationSeen(message, Position(5), 1)) is None
 
 
 def test_a_table_that_was_removed_is_not_captured() -> None:
     removed = ORDERS.flagged(TableState.DROPPED, REMOVED)
-    assert tracker_of(removed).resolve_relation(relation(ORDERS), Position(5)) is None
+    assert tracker_of(removed).resolve_relation(RelationSeen(relation(ORDERS), Position(5), 1)) is None
 
 
 def test_a_ddl_message_marks_a_dropped_table(tracker: SchemaTracker) -> None:

@@ -237,7 +237,7 @@ def test_a_relation_is_announced_before_the_first_row_that_needs_it(make):
     insert = Insert(1, ("a", "", ""))
     decoder = ready(make())
     seen, event = feed(decoder, *transaction(600, insert, relation(ORDERS), insert))
-    assert seen == RelationSeen(relation(ORDERS), Position(600))
+    assert seen == RelationSeen(relation(ORDERS), Position(600), 7)
     found = rows([event]).to_pylist()
     assert [(row["op"], row["ordinal"]) for row in found] == [("c", 0), ("s", 1), ("c", 2)]
     assert TableSchema.from_json(found[1]["payload"]) == ORDERS
@@ -272,7 +272,7 @@ def test_a_relation_without_rows_is_never_seen(make):
         make(), *transaction(600, leaf, relation(ORDERS)), *transaction(700, leaf, relation(ORDERS), insert, truncate)
     )
     assert [event for event in found if isinstance(event, RelationSeen)] == [
-        RelationSeen(relation(ORDERS), Position(700))
+        RelationSeen(relation(ORDERS), Position(700), 7)
     ]
     assert rows(found)["relation"].to_pylist() == [101, 101, 101]
     assert rows(found)["op"].to_pylist() == ["s", "c", "t"]
@@ -284,14 +284,14 @@ def test_a_relation_from_a_dropped_transaction_is_seen_at_the_first_kept_row(mak
     (event,) = feed(decoder, *transaction(500, relation(ORDERS), insert, truncate))
     assert (event.rows.num_rows, event.last) == (0, None)
     seen, event = feed(decoder, *transaction(700, insert))
-    assert seen == RelationSeen(relation(ORDERS), Position(700))
+    assert seen == RelationSeen(relation(ORDERS), Position(700), 7)
     assert event.rows["op"].to_pylist() == ["s", "c"]
 
 
 def test_only_the_latest_of_several_relation_messages_is_seen(make):
     old = relation(replace(ORDERS, name="old"))
     seen, event = feed(make(), *transaction(600, old, relation(ORDERS), Insert(1, ("a", "", ""))))
-    assert seen == RelationSeen(relation(ORDERS), Position(600))
+    assert seen == RelationSeen(relation(ORDERS), Position(600), 7)
     assert event.rows["ordinal"].to_pylist() == [0, 1]
 
 
@@ -305,7 +305,7 @@ def test_only_the_latest_of_several_relation_messages_is_seen(make):
 )
 def test_every_kind_of_change_shows_its_relation(make, change):
     seen, event = feed(make(), *transaction(600, relation(ORDERS), change))
-    assert seen == RelationSeen(relation(ORDERS), Position(600))
+    assert seen == RelationSeen(relation(ORDERS), Position(600), 7)
     assert event.rows["op"].to_pylist()[0] == "s"
     assert event.rows.num_rows == 2
 
@@ -321,7 +321,7 @@ def test_a_truncate_of_several_relations_comes_after_all_were_announced(make):
 def test_a_relation_may_be_ignored_when_it_is_seen(make):
     insert = Insert(IGNORED_OID, ("not", "of", "this", "width"))
     seen, event = feed(make(), *transaction(600, relation(IGNORED), insert, insert))
-    assert seen == RelationSeen(relation(IGNORED), Position(600))
+    assert seen == RelationSeen(relation(IGNORED), Position(600), 7)
     assert (event.rows.num_rows, event.last) == (0, Position(600))
 
 
@@ -337,7 +337,7 @@ def test_a_relation_message_forgets_the_old_shape(make, change):
     begin = transaction(600)[0]
     stranger = Relation(1, "x", "y", "d", ())
     stream = decoder.decode(FrameBatch.of([frame(begin), frame(stranger), frame(change)]))
-    assert next(stream) == RelationSeen(stranger, Position(600))
+    assert next(stream) == RelationSeen(stranger, Position(600), 7)
     with pytest.raises(UnknownRelation, match="relation 1 "):
         next(stream)
 

@@ -13,6 +13,7 @@ from cdc.pgoutput.columnar_decoder import ColumnarDecoder
 from cdc.pgoutput.decoder_events import DdlSeen, DecodedRows, RelationSeen
 from cdc.pgoutput.message_parser import FrameBatch
 from cdc.postgres.connection import connect
+from cdc.postgres.logical_messages import emit_message
 from cdc.postgres.publication import ensure_publication, published_schema
 from cdc.postgres.replication import ReplicationStream, StreamOptions
 from cdc.postgres.slot import create_slot
@@ -46,7 +47,7 @@ class DecodingSession:
         self._marks += 1
         mark = f"mark {self._marks}"
         with connect(self.dsn) as conn:
-            conn.execute("SELECT pg_logical_emit_message(true, 'mark', %s)", [mark])
+            emit_message(conn, "mark", mark)
         seen = len(self.rows)
 
         def marked() -> bool:
@@ -79,7 +80,7 @@ class DecodingSession:
     def _decode(self, frames: FrameBatch) -> None:
         for event in self._decoder.decode(frames):
             if isinstance(event, RelationSeen):
-                seen = self.relations.resolve_relation(event.relation, event.position)
+                seen = self.relations.resolve_relation(event)
                 assert seen is not None
                 schema, announce = seen
                 self._decoder.define(schema, announce=announce)

@@ -12,11 +12,12 @@ import pytest
 from cdc.errors import SnapshotInvalidated
 from cdc.pgoutput.copy_decoder import CopyDecoder
 from cdc.position import Position
-from cdc.postgres.chunk_queries import KeyBounds, Visibility, estimate_rows, key_range_query, snapshot_transaction
+from cdc.postgres.chunk_queries import KeyBounds, estimate_rows, key_range_query, snapshot_transaction
 from cdc.postgres.connection import connect
 from cdc.postgres.copy_in_snapshot import copy_rows, lock_tables
 from cdc.postgres.publication import ensure_publication
 from cdc.postgres.tables import TableName, match_tables, read_schema
+from cdc.postgres.visibility import Visibility
 from cdc.table import TableSchema
 from tests.fixtures.postgres import run_sql
 

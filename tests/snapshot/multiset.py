@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cdc.log_row import LOG_SCHEMA
-from cdc.postgres.chunk_queries import Visibility
+from cdc.postgres.visibility import Visibility
 
 RELATION = 7
 FIRST_XID = (1 << 32) - 4

@@ -19,11 +19,12 @@ from cdc import metrics
 from cdc.log_row import LOG_SCHEMA, WATERMARK_PREFIX
 from cdc.pgoutput.copy_decoder import CopyDecoder
 from cdc.position import Position
-from cdc.postgres.chunk_queries import Visibility, snapshot_transaction
+from cdc.postgres.chunk_queries import snapshot_transaction
 from cdc.postgres.connection import connect
 from cdc.postgres.copy_in_snapshot import copy_table
 from cdc.postgres.embedded_server import EmbeddedPostgres
 from cdc.postgres.logical_messages import emit_message
+from cdc.postgres.visibility import Visibility
 from cdc.snapshot.missing_base_rows import unconfirmed_xids
 from cdc.snapshot.watermark_window import Chunk, PlacedRows
 from cdc.table import TableSchema

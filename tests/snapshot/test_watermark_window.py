@@ -16,7 +16,7 @@ from cdc.errors import SnapshotInvalidated
 from cdc.log_row import LOG_SCHEMA
 from cdc.pgoutput.decoder_events import DecodedRows, WatermarkSeen
 from cdc.position import Position
-from cdc.postgres.chunk_queries import Visibility
+from cdc.postgres.visibility import Visibility
 from cdc.snapshot.watermark_window import WINDOW_LIMIT, Chunk, PlacedRows, WatermarkWindows
 from cdc.table import TableSchema
 from pipelines.folding.fold import fold
