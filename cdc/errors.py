@@ -63,6 +63,7 @@
     │   ├── TargetUnusable          quarantine: the path of a target contains something else, or nothing
     │   ├── CutUnavailable          no published cut exists for the requested time or table
     │   ├── TargetRulesChanged      quarantine: a target was written under other rules than the definition has
+    │   ├── HiddenColumnRenamed     quarantine: a column or table with hidden values got a name that a rule shows
     │   ├── CutUnderOtherRules      a past cut was written under other rules than the definition has
     │   ├── MaskedElsewhere         a sink shows a column that another sink masks
     │   ├── SearchServerUnsupported exit 3: another product or version than the definition names
@@ -740,6 +741,17 @@ class TargetRulesChanged(SinkError):
     code = "CDC-3019"
     reaction = Reaction.QUARANTINE
     remedy = "rebuild the table: 'cdc replay SINK --tables TABLE'; or restore the earlier rule in the definition"
+
+
+class HiddenColumnRenamed(SinkError):
+    """A hidden column, or its table, was renamed at the source, and the rule of the new name would show its values."""
+
+    code = "CDC-3022"
+    reaction = Reaction.QUARANTINE
+    remedy = (
+        "write the column under its present name into 'drop', 'mask' or 'shown' of a rule that matches the table, "
+        "restart the apply process, then run 'cdc replay SINK --tables TABLE'"
+    )
 
 
 class CutUnderOtherRules(SinkError):

@@ -15,8 +15,11 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Any, Final, Self
 
-SCHEMA_FORMAT: Final = 2
+SCHEMA_FORMAT: Final = 3
 """Version of the JSON format of a schema. Readers reject a newer version; an older one gets defaults for new fields."""
+
+UNPROVED: Final = 1601
+"""First column id for columns whose attribute number is not proved; attribute numbers end at 1,600."""
 
 _TOPIC: Final = re.compile(r'("(?:[^"]|"")+"|[^".]+)\.("(?:[^"]|"")+"|[^".]+)', re.DOTALL)
 _BARE: Final = re.compile(r'"(?:[^"]|"")+"|[^.]*', re.DOTALL)
@@ -216,6 +219,13 @@ class TableSchema:
 
     If the source still has the same triggers, they have reported every later schema change.
     """
+    former_names: tuple[tuple[int, str], ...] = ()
+    """Pairs (column id, name) of earlier versions that this version does not have, sorted; also of dropped columns.
+
+    A rule that hides a name may have hidden each of these columns.
+    """
+    former_topics: tuple[str, ...] = ()
+    """Topics that the table had in earlier versions and does not have now, sorted."""
 
     def __hash__(self) -> int:
         """Return a hash that is computed fast for a table with many columns, because every batch needs it often."""
@@ -250,6 +260,25 @@ class TableSchema:
         """Return the column with this name; None if the table has no such column."""
         return next((c for c in self.columns if c.name == name), None)
 
+    def following(self, earlier: Self | None) -> Self:
+        """Return a copy with the former names and topics that result from the version before it; None: no version.
+
+        A column that is new, and whose attribute number is not proved, may be each column that disappeared, so it gets
+        the names of all of them.
+        """
+        if earlier is None:
+            return self
+        names = {*earlier.former_names, *self.former_names, *((column.id, column.name) for column in earlier.columns)}
+        before, now = ({column.id for column in version.columns} for version in (earlier, self))
+        unproved = [number for number in now - before if number >= UNPROVED]
+        names |= {(number, name) for number in unproved for other, name in names if other not in now}
+        names -= {(column.id, column.name) for column in self.columns}
+        topics = {*earlier.former_topics, *self.former_topics, earlier.topic} - {self.topic}
+        former_names, former_topics = tuple(sorted(names)), tuple(sorted(topics))
+        if (former_names, former_topics) == (self.former_names, self.former_topics):
+            return self
+        return replace(self, former_names=former_names, former_topics=former_topics)
+
     def flagged(self, state: TableState, reason: str) -> Self:
         """Return a copy with another state and its reason."""
         return replace(self, state=state, reason=reason)
@@ -280,6 +309,8 @@ def _schema_of(payload: bytes | str) -> TableSchema:
     fields["columns"] = tuple(
         Column(**{**column, "labels": tuple(column.get("labels", ()))}) for column in fields["columns"]
     )
+    fields["former_names"] = tuple((number, name) for number, name in fields.get("former_names", ()))
+    fields["former_topics"] = tuple(fields.get("former_topics", ()))
     if standing := fields.get("standing"):
         fields["standing"] = CatalogFingerprint.from_fields(standing)
     return TableSchema(**fields)

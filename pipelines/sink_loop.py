@@ -190,7 +190,8 @@ class SinkLoop:
     def _apply_table(self, relation: int, batch: FoldedBatch, upto: int) -> TableRecord:
         controls = batch.controls.get(relation, ControlEvents())
         before = self._published.tables.get(relation)
-        schema = controls.schema or self._schemas[relation]
+        known = self._schemas.get(relation)
+        schema = self._schemas[relation] if controls.schema is None else controls.schema.following(known)
         self._schemas[relation] = schema
         try:
             check_captured(schema)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.table import (
+    SCHEMA_FORMAT,
     CatalogFingerprint,
     Column,
     ReplicaIdentity,
@@ -81,7 +82,7 @@ def test_equal_versions_are_equal_bytes(schema: TableSchema) -> None:
 
 
 def test_a_newer_format_is_refused() -> None:
-    payload = json.loads(table(column(1)).to_json()) | {"format": 3}
+    payload = json.loads(table(column(1)).to_json()) | {"format": SCHEMA_FORMAT + 1}
 
     with pytest.raises(ValueError, match="reads formats up to"):
         TableSchema.from_json(json.dumps(payload))

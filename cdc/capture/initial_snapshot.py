@@ -39,7 +39,7 @@ from cdc.metrics import SNAPSHOT_ROWS, Metrics
 from cdc.pgoutput.copy_decoder import Lines
 from cdc.position import Position
 from cdc.postgres.chunk_queries import table_sizes
-from cdc.postgres.column_identity import EPOCH_SHIFT, UNPROVED
+from cdc.postgres.column_identity import EPOCH_SHIFT
 from cdc.postgres.connection import connect
 from cdc.postgres.copy_in_snapshot import begin_snapshot, lock_tables
 from cdc.postgres.publication import ensure_publication, published_rows, published_schemas
@@ -57,7 +57,7 @@ from cdc.postgres.source_state import read_source_state
 from cdc.postgres.sql_ascii import copy_text_repair
 from cdc.postgres.sqlstate import map_errors
 from cdc.postgres.tables import match_tables
-from cdc.table import TableSchema, TableState
+from cdc.table import UNPROVED, TableSchema, TableState
 
 TOTAL_FACTOR: Final = 64
 """Limit of the total size of the tables that the initial snapshot copies, as a multiple of the limit per table."""
@@ -92,8 +92,7 @@ class EarlierTables:
         used: dict[int, int] = {}
         for version in versions:
             # reinsert, so that of two tables with one name the most recent comes last
-            known.pop(version.relation, None)
-            known[version.relation] = version
+            known[version.relation] = version.following(known.pop(version.relation, None))
             used[version.relation] = max([used.get(version.relation, 0), *(c.id for c in version.columns)])
         return cls(epoch, known, used)
 
@@ -292,12 +291,14 @@ def continue_relations(past: EarlierTables, tables: Iterable[TableSchema], exist
 
 
 def _numbered(past: EarlierTables, table: TableSchema, before: TableSchema | None) -> TableSchema:
-    """Return the table with the relation number and the column ids of `before`.
+    """Return the table with the relation number and the column ids of `before`, and with all former names.
 
     If `before` is None, the table gets a new relation number. A column that is not in `before` gets a new id.
     """
+    same = [schema for schema in past.known.values() if schema.oid == table.oid]
     if before is None:
-        return replace(table, relation=past.epoch << EPOCH_SHIFT | table.oid)
+        found = replace(table, relation=past.epoch << EPOCH_SHIFT | table.oid)
+        return found.following(same[-1]) if same else found
     named = {column.name: column.id for column in before.columns}
     # ids below UNPROVED could be attribute numbers of another table of this name
     fresh = max(past.used.get(before.relation, 0), UNPROVED - 1) + 1
@@ -307,4 +308,10 @@ def _numbered(past: EarlierTables, table: TableSchema, before: TableSchema | Non
         if identifier is None:
             identifier, fresh = fresh, fresh + 1
         columns.append(replace(column, id=identifier))
-    return replace(table, relation=before.relation, columns=tuple(columns))
+    found = replace(table, relation=before.relation, columns=tuple(columns)).following(before)
+    # in the same cluster, equal attribute numbers give the former names; in another one they may add wrong ones
+    ids = {column.id: numbered.id for column, numbered in zip(table.columns, columns, strict=True)}
+    pairs = {(c.id, c.name) for schema in same for c in schema.columns} | {p for s in same for p in s.former_names}
+    moved = {(ids[number], name) for number, name in pairs if number in ids}
+    moved -= {(column.id, column.name) for column in columns}
+    return replace(found, former_names=tuple(sorted({*found.former_names, *moved})))

@@ -257,7 +257,7 @@ def _after_catalog_check(schema: TableSchema, current: CatalogState | None) -> T
         return schema.flagged(
             TableState.DROPPED, f"{PARTITION_OF}{current.sent_as}: pgoutput sends its changes under that name"
         )
-    return replace(_compared(schema, current), schema=current.schema, name=current.name)
+    return replace(_compared(schema, current), schema=current.schema, name=current.name).following(schema)
 
 
 def _compared(schema: TableSchema, current: CatalogState) -> TableSchema:

@@ -53,6 +53,9 @@ class Transform(Model):
     """Map of a column to its mask; a column of the key cannot be masked. `sha256` writes 64 hexadecimal digits, equal
     for equal values (HMAC with `salt`); `keep_last:4` replaces every character but the last 4 by `*`; `redact` writes
     `***`. NULL stays NULL."""
+    shown: Mapping[Identifier, tuple[Identifier, ...]] = {}
+    """Map of a column to former names of it that a rule hides. Without it, a table stops if a hidden column gets a name
+    that the rule shows; with it, the values of the column are shown."""
     salt: Annotated[Secret, AfterValidator(_salt)] | None = None
     """HMAC key of `sha256`, as a reference such as `${VAR}`. `sha256` requires it, so that nobody can test guessed
     values."""
@@ -77,15 +80,17 @@ class Transform(Model):
     @property
     def fingerprint(self) -> str:
         """Hash of the transform, keyed with its salt. If the hash changes, a replay must rewrite the target."""
-        text = self.model_dump(mode="json", exclude={"salt"})
+        text = self.model_dump(mode="json", exclude={"salt"} if self.shown else {"salt", "shown"})
         salt = b"" if self.salt is None else self.salt.reveal().encode()
         return hmac.digest(salt, json.dumps(text, sort_keys=True).encode(), hashlib.sha256).hex()[:32]
 
     @model_validator(mode="after")
     def _agrees(self) -> Self:
         for name in self.drop:
-            if name in self.rename or name in self.mask:
-                raise invalid("column {name} is in 'drop', so it can be neither renamed nor masked", name=repr(name))
+            if name in self.rename or name in self.mask or name in self.shown:
+                raise invalid(
+                    "column {name} is in 'drop', so it can be neither renamed nor masked nor shown", name=repr(name)
+                )
         made = [*self.rename.values(), *self.computed]
         if twice := {name for name in made if made.count(name) > 1}:
             raise invalid("two columns of the target would have the name {name}", name=repr(min(twice)))

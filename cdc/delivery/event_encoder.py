@@ -94,7 +94,8 @@ class EventEncoder:
                 end = int(np.searchsorted(own, change))
                 if end > start:
                     yield _known(schemas, number), own[start:end]
-                schemas[number] = TableSchema.from_json(rows["payload"][int(change)].as_py())
+                version = TableSchema.from_json(rows["payload"][int(change)].as_py())
+                schemas[number] = version.following(schemas.get(number))
                 start = end + 1
             if start < len(own):
                 yield _known(schemas, number), own[start:]

@@ -20,6 +20,7 @@ from cdc.errors import CdcError, TransformFailed
 from cdc.json_arrays import concatenated
 from cdc.log_row import ROW_OPERATIONS, Operation
 from cdc.stores.column_mask import Mask, transformed_columns
+from cdc.stores.hidden_columns import IN_DELIVERY, check_hidden, event_rules
 from cdc.table import Column, TableSchema, matches
 
 if TYPE_CHECKING:
@@ -47,9 +48,14 @@ class RoutedChanges:
 
 
 class TableRoute:
-    """The route of one version of one table. Raises TransformFailed if the rule of the delivery does not fit."""
+    """The route of one version of one table.
+
+    Raises TransformFailed if the rule of the delivery does not fit the table, HiddenColumnRenamed if it would show a
+    column that it hid under another name.
+    """
 
     def __init__(self, schema: TableSchema, settings: DeliverySettings, pipeline: str) -> None:
+        check_hidden(schema, event_rules(settings), IN_DELIVERY)
         rule = next((rule for rule in settings.rules if matches(schema.topic, (rule.match,))), None)
         rule = rule or DeliveryRule.model_construct(match=schema.topic)
         self._source = schema

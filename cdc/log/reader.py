@@ -278,7 +278,10 @@ class LogReader:
     def schemas(self, upto: Position | None = None) -> dict[int, TableSchema]:
         """Return the schema of each relation at position `upto` (default: the durable position)."""
         limit = upto if upto is not None else self.durable or Position(0)
-        return {schema.relation: schema for _, schema in self.schema_history(limit)}
+        found: dict[int, TableSchema] = {}
+        for _, schema in self.schema_history(limit):
+            found[schema.relation] = schema.following(found.get(schema.relation))
+        return found
 
     def schema_history(self, upto: Position | None = None) -> list[tuple[ChangePosition, TableSchema]]:
         """Return every schema version of every table up to `upto` (default: the durable position), oldest first."""

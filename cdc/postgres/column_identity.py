@@ -24,12 +24,9 @@ from typing import Final
 
 from cdc.pgoutput.messages import Relation, RelationColumn
 from cdc.postgres.system_catalog import Attribute, CatalogTable, TypeFacts, unknown_type
-from cdc.table import CAPTURED, Column, ReplicaIdentity, TableSchema, TableState
+from cdc.table import CAPTURED, UNPROVED, Column, ReplicaIdentity, TableSchema, TableState
 
 EPOCH_SHIFT: Final = 32
-UNPROVED: Final = 1601
-"""First column id for columns whose attribute number is not proved; attribute numbers end at 1,600."""
-
 _VARCHAR, _TEXT, _NUMERIC, _VARBIT = 1043, 25, 1700, 1562
 _PRECISE: Final = frozenset({1083, 1114, 1184, 1266, _VARCHAR, _VARBIT})
 """OIDs of types whose modifier is one length or precision: time and timestamp types, varchar, varbit."""
@@ -109,11 +106,13 @@ def schema_from_ddl(table: CatalogTable, known: TableSchema | None, oid: int, ep
 
 
 def with_state(schema: TableSchema, known: TableSchema | None, doubt: str | None) -> TableSchema:
-    """Return the schema with the state of the previous version, or with NEEDS_RESYNC if `doubt` contains a reason.
+    """Return the schema with the state and the former names of the previous version, or with NEEDS_RESYNC if `doubt`
+    contains a reason.
 
     If the previous version is NEEDS_RESYNC or DROPPED, the schema keeps this state and its reason, whatever `doubt`
     contains. Only a resync ends these two states.
     """
+    schema = schema.following(known)
     if known is not None and known.state not in CAPTURED:
         return schema.flagged(known.state, known.reason or "the previous version of the table already had this state")
     if doubt:
@@ -129,7 +128,8 @@ def _live_ids(now: CatalogTable | None, known: TableSchema | None) -> dict[int, 
     """Return the table's attributes that are not dropped, by column id of the log.
 
     If `known` is None, the id is the attribute number. Otherwise `known` is a schema version of an earlier epoch. An
-    attribute then gets the id of the column with its name in `known`, or a new id if `known` has no such column.
+    attribute then gets the id of the column with its name in `known`, or a new id if `known` has no such column. If the
+    order of the attributes shows that a name belongs to another column now, every attribute gets a new id.
     """
     if now is None:
         return {}
@@ -137,6 +137,8 @@ def _live_ids(now: CatalogTable | None, known: TableSchema | None) -> dict[int, 
         return {a.number: a for a in now.live}
     named = {c.name: c.id for c in known.columns}
     fresh = max([*named.values(), *(a.number for a in now.attributes), UNPROVED - 1]) + 1
+    if _has_moved_names(now, known):
+        named = {}
     ids: dict[int, Attribute] = {}
     for attribute in now.live:
         identifier = named.get(attribute.name)
@@ -144,6 +146,21 @@ def _live_ids(now: CatalogTable | None, known: TableSchema | None) -> dict[int, 
             identifier, fresh = fresh, fresh + 1
         ids[identifier] = attribute
     return ids
+
+
+def _has_moved_names(now: CatalogTable, known: TableSchema) -> bool:
+    """Return True if a name of `known` certainly belongs to another attribute now.
+
+    The order of attributes never changes, and a new attribute follows all others.
+    """
+    before = [column.name for column in known.sent]
+    names = [attribute.name for attribute in now.live if not attribute.generated]
+    kept = [name for name in names if name in before]
+    created = [name for name in names if known.column(name) is None]
+    if kept != [name for name in before if name in kept]:
+        return True
+    # with a column list, an attribute that is not published is new in no version
+    return not now.listed and bool(kept and created) and names.index(created[0]) < names.index(kept[-1])
 
 
 def _ids_by_name(message: Relation, known: TableSchema | None, live: Mapping[int, Attribute]) -> _ColumnIds:

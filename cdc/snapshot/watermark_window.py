@@ -231,7 +231,8 @@ class WatermarkWindows:
             if merged is None:
                 return None, []
             if chunk.schema is not None:
-                self._schemas[chunk.relation] = chunk.schema
+                schema = chunk.schema.following(self._schemas.get(chunk.relation))
+                chunk, self._schemas[chunk.relation] = replace(chunk, schema=schema), schema
             first_row = RowOrder(int(seen.position), seen.ordinal, seen.xid, seen.committed_at)
             return chunk.schema, _batches_at(chunk, merged, first_row, window.after)
 

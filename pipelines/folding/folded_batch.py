@@ -122,7 +122,7 @@ def split_by_table(folded: pa.Table) -> FoldedBatch:
 
 def _add_event(events: ControlEvents, row: Mapping[str, Any]) -> ControlEvents:
     if row["op"] == Operation.SCHEMA:
-        return replace(events, schema=TableSchema.from_json(row["payload"] or b""))
+        return replace(events, schema=TableSchema.from_json(row["payload"] or b"").following(events.schema))
     ending = GenerationEnd.of(row)
     if ending is None:
         return events

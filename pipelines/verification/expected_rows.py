@@ -26,9 +26,10 @@ from cdc.config import (
 )
 from cdc.config.definition_conflicts import with_document_columns, with_target_columns
 from cdc.config.sinks import SchemaChanges
-from cdc.errors import TransformFailed
+from cdc.errors import HiddenColumnRenamed, TransformFailed
 from cdc.pgoutput.copy_decoder import CopyDecoder
 from cdc.postgres.key_range_digests import Digest, KeyRange, can_digest, count_rows, digest_rows, range_rows
+from cdc.stores.hidden_columns import RulesOfTopic, check_hidden, document_rules, table_rules
 from cdc.stores.search_server.document_values import normal_json
 from cdc.table import TableSchema
 from pipelines.transform.table_transform import TableTransform
@@ -77,6 +78,10 @@ class ExpectedSchema:
         """
         wanted, transform = _wanted_columns(sink, schema), _transform_of(sink, schema)
         may_omit = _may_omit_columns(sink, schema)
+        try:
+            check_hidden(schema, _column_rules_of(sink))
+        except HiddenColumnRenamed as exc:
+            return cls(schema, wanted, refusal=exc.message)
         forms = _json_forms(schema) if isinstance(sink, SearchSinkDefinition) and sink.server is not None else {}
         if transform is None:
             return cls(schema, wanted, forms, may_omit_columns=may_omit)
@@ -116,6 +121,12 @@ def _wanted_columns(sink: DeltaSinkDefinition | SearchSinkDefinition, schema: Ta
 def _transform_of(sink: DeltaSinkDefinition | SearchSinkDefinition, schema: TableSchema) -> Transform | None:
     rule: SinkRule | SearchRule | None = rule_of(schema.topic, sink.rules)
     return None if rule is None else rule.transform
+
+
+def _column_rules_of(sink: DeltaSinkDefinition | SearchSinkDefinition) -> RulesOfTopic:
+    if isinstance(sink, SearchSinkDefinition):
+        return document_rules(sink, sink.rules)
+    return table_rules(sink, sink.rules)
 
 
 def _may_omit_columns(sink: DeltaSinkDefinition | SearchSinkDefinition, schema: TableSchema) -> bool:

@@ -74,3 +74,21 @@ def test_a_mark_of_before_ends_with_the_copy_and_a_dropped_table_does_not_come_b
         EarlierTables.of(1, [marked, dropped]), [table("a", 5, ["x"]), table("b", 7, ["x"])], set()
     )
     assert [(s.state, s.relation) for s in found.copied] == [(TableState.LIVE, 5), (TableState.LIVE, 1 << 32 | 7)]
+
+
+def test_columns_that_exchanged_their_names_between_two_epochs_keep_the_former_ones() -> None:
+    past = EarlierTables.of(1, [table("a", 5, ["id", "secret", "pub"])])
+
+    (swapped,) = continue_relations(past, [table("a", 5, ["id", "pub", "secret"])], {"shop.a"}).copied
+
+    assert [(c.id, c.name) for c in swapped.columns] == [(1, "id"), (3, "pub"), (2, "secret")]
+    assert swapped.former_names == ((2, "pub"), (3, "secret"))
+
+
+def test_a_table_that_was_renamed_between_two_epochs_keeps_its_former_topic() -> None:
+    past = EarlierTables.of(1, [table("a", 5, ["id", "secret"])])
+
+    (renamed,) = continue_relations(past, [table("b", 5, ["id", "hidden"])], {"shop.b"}).copied
+
+    assert renamed.former_topics == ("shop.a",)
+    assert renamed.former_names == ((2, "secret"),)

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 import pytest
 
-from cdc.errors import SchemaNotApplicable, TargetRulesChanged, TransformFailed
-from tests.contracts.folded import ORDERS, batch, gone, part, put, with_one_delta_writer
+from cdc.errors import HiddenColumnRenamed, SchemaNotApplicable, TargetRulesChanged, TransformFailed
+from tests.contracts.folded import ID, ITEM, ORDERS, Row, batch, column, gone, part, put, with_one_delta_writer
 from tests.contracts.sink_stores import KINDS, LOG, Store, items, merge, publish, store_under
+
+NOTE = column(4, "note")
+NOTED = replace(ORDERS, columns=(ID, ITEM, NOTE))
+
+
+def noted(number: int, item: str, note: str, position: int) -> Row:
+    """A row of the table with the columns `item` and `note`."""
+    return Row((str(number),), position, {1: str(number), 2: item, 4: note})
 
 
 @pytest.fixture(params=KINDS)
@@ -58,6 +67,63 @@ def test_the_image_of_a_parked_row_is_masked_once_and_has_the_columns_of_the_tar
     parked = mask({1: "7", 2: "secret", 3: "1.00"})
 
     assert (parked, mask(parked)) == ({1: "7", 2: "\0*****t"}, parked)
+
+
+SWAPPED = replace(ORDERS, columns=(ID, replace(ITEM, name="note"), replace(NOTE, name="item"))).following(NOTED)
+REPLACED = replace(ORDERS, columns=(ID, replace(ITEM, name="hidden"), NOTE, column(5, "item"))).following(NOTED)
+
+
+@pytest.mark.parametrize("later", [SWAPPED, REPLACED], ids=["names exchanged", "name of a new column"])
+@pytest.mark.parametrize(
+    "rule",
+    [{"transform": {"mask": {"item": "redact"}}}, {"transform": {"drop": ["item"]}}, {"except_column_list": ["item"]}],
+    ids=["mask", "drop", "except"],
+)
+@with_one_delta_writer("under", "search")
+def test_a_hidden_column_under_another_name_stops_the_table_also_after_a_restart_and_in_a_replay(under, rule, later):
+    store = under(rule)
+    sink = store.opened()
+    merge(sink, batch([noted(1, "secret", "open", 10)], 0, 20, NOTED))
+    for is_restarted in (False, True):
+        sink = store.opened() if is_restarted else sink
+        with pytest.raises(HiddenColumnRenamed):
+            sink.apply(batch([noted(2, "secret", "open", 30)], 20, 40, later))
+        with pytest.raises(HiddenColumnRenamed):
+            sink.image_mask(later)
+        sink.close()
+    staged = store.stage()
+    staged.open_published(LOG)
+    staged.sink.open(LOG)
+    with pytest.raises(HiddenColumnRenamed):
+        staged.sink.apply(batch([noted(1, "secret", "open", 10)], 0, 40, later, generation=5))
+    staged.discard()
+
+
+@with_one_delta_writer("under", "search")
+def test_a_rule_that_hides_the_present_name_rebuilds_the_table(under):
+    sink = under({"transform": {"mask": {"item": "redact"}}}).opened()
+    merge(sink, batch([noted(1, "secret", "open", 10)], 0, 20, NOTED))
+    sink.close()
+    corrected = under({"transform": {"mask": {"hidden": "redact", "item": "redact"}}})
+    staged = corrected.stage()
+    staged.open_published(LOG)
+    staged.sink.open(LOG)
+    rows = [noted(1, "secret", "open", 10), noted(2, "secret", "open", 30)]
+    published = staged.put(publish(staged.sink, staged.sink.apply(batch(rows, 0, 40, REPLACED, generation=5))), {})
+    staged.discard()
+
+    shown = corrected.rows(published.tables[ORDERS.relation])
+    assert {(row["hidden"], row["note"]) for row in shown.values()} == {("***", "open")}
+
+
+@with_one_delta_writer("under", "search")
+def test_a_column_that_gets_a_masked_name_stops_the_table_because_its_older_rows_are_clear(under):
+    renamed = replace(ORDERS, columns=(ID, replace(ITEM, name="note"))).following(replace(ORDERS, columns=(ID, ITEM)))
+    both = replace(ORDERS, columns=(ID, ITEM, NOTE))
+    sink = under({"transform": {"mask": {"note": "redact"}}}).opened()
+    merge(sink, batch([noted(1, "open", "secret", 10)], 0, 20, both))
+    with pytest.raises(TargetRulesChanged):
+        sink.apply(batch([noted(2, "open", "secret", 30)], 20, 40, renamed.following(both)))
 
 
 NOT_WITHOUT_KEY: Final[list[tuple[dict[str, Any], type[Exception], str]]] = [

@@ -11,7 +11,7 @@ import pytest
 from cdc.delivery.destinations.contract import DeliveryIdentity
 from cdc.delivery.event_encoder import EventEncoder, Schemas
 from cdc.delivery.event_part import EventPart
-from cdc.errors import LogCorrupt, TransformFailed
+from cdc.errors import HiddenColumnRenamed, LogCorrupt, TransformFailed
 from tests.delivery.loop_run import NAME, places_of, settings_of
 from tests.delivery.plain_format import PlainFormat
 from tests.delivery.sent_log import change, schema_version
@@ -134,6 +134,18 @@ def test_a_masked_value_is_in_no_event_and_no_dead_letter():
     assert "canary" not in repr(part.events)
     assert "canary" not in repr([part.letters(n) for n in range(3)])
     assert json.loads(part.events[0].value or b"")[2]["name"] == "***"
+
+
+@pytest.mark.parametrize("names", [("note", "name"), ("hidden", "note", "name")])
+def test_events_end_where_a_masked_column_gets_another_name(names: tuple[str, ...]):
+    rule = {"match": "shop.orders", "transform": {"mask": {"name": "redact"}}}
+    known = {ORDERS: schema_version(ORDERS, "name", "note")}
+    encoded(change(ORDERS, 20, 0, "1"), known=known, rules=[rule])
+
+    with pytest.raises(HiddenColumnRenamed, match="had the name 'name'"):
+        encoded(
+            schema_row(30, 0, schema_version(ORDERS, *names)), change(ORDERS, 30, 1, "2"), known=known, rules=[rule]
+        )
 
 
 def test_dropped_and_renamed_columns_are_so_in_events():

@@ -15,12 +15,13 @@ from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 from psycopg import sql
 
+from cdc.errors import HiddenColumnRenamed
 from cdc.log_row import Operation
-from cdc.postgres.column_identity import UNPROVED
 from cdc.postgres.connection import connect
 from cdc.postgres.ddl_messages import trigger_script
 from cdc.postgres.tables import read_schema
-from cdc.table import TableSchema, TableState
+from cdc.stores.hidden_columns import ColumnRules, check_hidden
+from cdc.table import UNPROVED, TableSchema, TableState
 from tests.fixtures.examples import examples
 from tests.fixtures.postgres import run_sql
 from tests.postgres.decoding_session import DecodingSession, decoding_session
@@ -137,7 +138,9 @@ def test_no_value_has_the_id_of_another_column(session: DecodingSession, taken: 
     found = list(pictured(mine, schema))
 
     assert [key for key, _, _ in found] == list(source.expected)
-    for key, image, state in found:
+    for key, image, version in found:
+        state = version.state
+        assert not [text for text in shown(image, version) if text.endswith(" column 2")]
         proved = {column: text for column, text in image.items() if column < UNPROVED}
         assert proved.items() <= source.expected[key].items()
         if state is TableState.LIVE or told:
@@ -146,11 +149,19 @@ def test_no_value_has_the_id_of_another_column(session: DecodingSession, taken: 
             assert state is TableState.LIVE or source.retyped
 
 
-def pictured(rows: list[dict[str, Any]], schema: TableSchema) -> Iterator[tuple[str, dict[int, str], TableState]]:
-    """Key, image and the table's state there of every row that was inserted."""
-    state = schema.state
+def pictured(rows: list[dict[str, Any]], schema: TableSchema) -> Iterator[tuple[str, dict[int, str], TableSchema]]:
+    """Key, image and the table's version there of every row that was inserted."""
     for row in rows:
         if row["op"] == Operation.SCHEMA.value:
-            state = TableSchema.from_json(row["payload"]).state
+            schema = TableSchema.from_json(row["payload"])
         elif row["op"] == Operation.CREATE.value:
-            yield row["key"][0], dict(row["after"]), state
+            yield row["key"][0], dict(row["after"]), schema
+
+
+def shown(image: dict[int, str], version: TableSchema) -> list[str]:
+    """The values that a rule shows which hides column a, whose attribute number was 2 when the capture began."""
+    try:
+        check_hidden(version, lambda _topic: ColumnRules(omitted=frozenset({"a"})))
+    except HiddenColumnRenamed:
+        return []
+    return [image[column.id] for column in version.sent if column.name != "a" and column.id in image]

@@ -6,14 +6,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import LiteralString
 
+import pytest
+
 from cdc.lsn import Lsn
 from cdc.pgoutput.messages import CommitMessage, Relation
+from cdc.postgres.column_identity import schema_from_ddl
 from cdc.postgres.connection import connect
 from cdc.postgres.publication import ensure_publication
 from cdc.postgres.replication import ReplicationStream, StreamOptions
 from cdc.postgres.slot import create_slot
-from cdc.postgres.tables import TableName, match_tables, read_schema, resolve_relation
-from cdc.table import TableSchema, TableState
+from cdc.postgres.system_catalog import Attribute, CatalogTable
+from cdc.postgres.tables import TableName, match_tables, read_schema, resolve_relation, table_schema
+from cdc.table import UNPROVED, ReplicaIdentity, TableSchema, TableState
 from tests.fixtures.postgres import run_sql
 from tests.postgres.stream import receive_until, relations
 
@@ -166,7 +170,7 @@ def test_a_column_added_and_dropped_between_two_versions_is_identified_by_counti
     versions = resolved(either_database, first, messages)
 
     assert columns(versions[0]) == [(1, "id"), (2, "a"), (3, "b"), (4, "brief")]
-    assert versions[1] == first
+    assert versions[1] == first.following(versions[0])
 
 
 def test_a_column_dropped_and_added_again_under_its_name_is_another_column(either_database: str) -> None:
@@ -270,6 +274,39 @@ def test_a_partitioned_table_is_seen_as_its_root(either_database: str) -> None:
     assert version.root == version.oid
     assert version.state is TableState.LIVE
     assert version.column("c").missing == "7"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("names", [("id", "pub", "secret"), ("id", "hidden", "pub", "secret")])
+def test_a_name_that_another_column_has_in_a_later_epoch_proves_nothing(names: tuple[str, ...]) -> None:
+    earlier = catalogued("id", "secret", "pub")
+    old = replace(table_schema(earlier, 77, 77), oid=16384)
+
+    version = schema_from_ddl(catalogued(*names), old, 16384, epoch=1)
+
+    assert version.state is TableState.NEEDS_RESYNC
+    assert {c.id for c in version.columns}.isdisjoint({1, 2, 3})
+    assert {name for number, name in version.former_names if number >= UNPROVED} >= {"secret", "pub"}
+
+
+def catalogued(*names: str) -> CatalogTable:
+    """A table in the system catalogs with these columns."""
+    attributes = [
+        Attribute(
+            number=number,
+            name=name,
+            dropped=False,
+            type_oid=25,
+            typmod=-1,
+            not_null=False,
+            generated=False,
+            has_default=False,
+            default=None,
+            type=None,
+            missing=None,
+        )
+        for number, name in enumerate(names, 1)
+    ]
+    return CatalogTable("public", "t", ReplicaIdentity.DEFAULT, tuple(attributes), key=(1,))
 
 
 def test_a_later_epoch_finds_columns_by_name_and_numbers_new_ones_above_all(database: str) -> None:

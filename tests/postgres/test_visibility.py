@@ -10,10 +10,9 @@ from typing import LiteralString
 import pytest
 
 from cdc.errors import CommitNotVisible
-from cdc.postgres.column_identity import UNPROVED
 from cdc.postgres.connection import connect
 from cdc.postgres.visibility import await_definition
-from cdc.table import TableState
+from cdc.table import UNPROVED, TableState
 from tests.fixtures.postgres import reader_of, rows_of, run_sql
 from tests.fixtures.waiting import until
 from tests.postgres.decoding_session import decoding_session

@@ -15,7 +15,8 @@ from deltalake import DeltaTable
 
 from cdc.config import SchemaChanges, rule_of
 from cdc.config.definition_conflicts import check_named, with_selected_columns
-from cdc.errors import TargetUnusable
+from cdc.errors import TargetRulesChanged, TargetUnusable
+from cdc.stores.hidden_columns import check_hidden, newly_hidden
 from cdc.table import TableSchema
 from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.delta_target import ERASED, DeltaTarget
@@ -57,8 +58,10 @@ class OpenTargets:
         """Return the columns and types of a table's target.
 
         Raises SchemaNotApplicable if a key column is not selected, and TransformFailed for a transform that does not
-        fit the table. Raises SparkAwaited if the rule has expressions and Spark has not started.
+        fit the table. Raises HiddenColumnRenamed if the rule would show a column that it hid under another name. Raises
+        SparkAwaited if the rule has expressions and Spark has not started.
         """
+        check_hidden(schema, self._settings.column_rules)
         selected = with_selected_columns(schema, self._settings.of(schema.topic))
         return self._plans.of(selected, self._settings.types_of(schema.topic))
 
@@ -137,6 +140,8 @@ class OpenTargets:
         if settings.column_list or settings.except_column_list:
             self._settings.target_rules.check_left_out(target.uri, target.columns, batch.schema)
         before = self._published.schema_of(batch.schema.relation)
+        if before is not None and not replaced and before != batch.schema:
+            self._check_newly_hidden(target, batch.schema, before)
         target.set_key(batch.schema, before, replaced=batch.ends_copy)
         ignored = settings.schema_changes is SchemaChanges.IGNORE
         if not ignored and not replaced and target.columns_changed_upto <= batch.upto:
@@ -144,6 +149,15 @@ class OpenTargets:
             if (batch.schema, before) not in checked:
                 check_left_out(self.shape(batch.schema).schema, before, target.columns)
                 checked.add((batch.schema, before))
+
+    def _check_newly_hidden(self, target: DeltaTarget, schema: TableSchema, before: TableSchema) -> None:
+        """Raise TargetRulesChanged if a column got a name that the rule masks: its older rows show its values."""
+        name = newly_hidden(before, schema, self._settings.column_rules)
+        if name is not None:
+            raise TargetRulesChanged(
+                f"column {name!r} of table {schema.topic!r} got a name that its rule masks, and rows of target "
+                f"{target.uri!r} show its values"
+            )
 
     def in_target_columns(self, target: DeltaTarget, batch: TableBatch) -> TableBatch:
         """Return the batch with its schema adapted to the columns of the target and to their types."""

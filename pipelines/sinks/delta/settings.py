@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from cdc.config import DeadLetterSettings, SinkRule, TableSettings, rule_of, table_settings
 from cdc.config.sinks import HistoryMode, target_path
+from cdc.stores.hidden_columns import RulesOfTopic, table_rules
 from cdc.stores.target_rule_changes import TargetRules
 from cdc.table import TableSchema
 from cdc.target_names import parked_uri, published_uri
@@ -83,6 +84,11 @@ class DeltaSettings:
         rule = rule_of(schema.topic, self.rules)
         hides = rule is not None and rule.transform is not None and rule.transform.python is not None
         return NONE_PARKED if hides or not schema.key else self.of(schema.topic).dead_letters
+
+    @property
+    def column_rules(self) -> RulesOfTopic:
+        """The function that returns which columns the rule of a topic hides."""
+        return table_rules(self.table, self.rules)
 
     @property
     def target_rules(self) -> TargetRules:

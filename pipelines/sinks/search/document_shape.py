@@ -19,6 +19,7 @@ from cdc.config.sinks import search_fingerprint
 from cdc.errors import TransformFailed
 from cdc.stores.column_mask import Mask
 from cdc.stores.dead_letter_rows import Image
+from cdc.stores.hidden_columns import check_hidden, document_rules
 from cdc.table import Column, TableSchema
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, column_name
 from pipelines.transform.table_transform import TableTransform, rename_columns
@@ -130,7 +131,8 @@ class DocumentShapes:
         """Return the shape of a table's documents.
 
         Raises SchemaNotApplicable if the settings leave out a column of the key, and TransformFailed for a transform
-        that does not fit the table: among others, one that masks or drops a column of the key.
+        that does not fit the table: among others, one that masks or drops a column of the key. Raises
+        HiddenColumnRenamed if the rule would show a column that it hid under another name.
         """
         found = self._known.get(schema)
         if found is None:
@@ -152,6 +154,7 @@ class DocumentShapes:
         check_named(schema, rule_of(schema.topic, self.rules))
 
     def _shape(self, schema: TableSchema) -> DocumentShape:
+        check_hidden(schema, document_rules(self.settings, self.rules))
         rule, settings = rule_of(schema.topic, self.rules), search_settings(schema.topic, self.settings, self.rules)
         fingerprint = search_fingerprint(schema.topic, self.settings, self.rules)
         policy, selected = self.policy_of(schema.topic), with_selected_columns(schema, settings)

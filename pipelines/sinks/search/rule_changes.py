@@ -19,7 +19,7 @@ from typing import Any, Final
 import pyarrow as pa
 import tantivy
 
-from cdc.errors import SchemaNotApplicable, TargetRulesChanged, TransformFailed, complete_remedy
+from cdc.errors import HiddenColumnRenamed, SchemaNotApplicable, TargetRulesChanged, TransformFailed, complete_remedy
 from cdc.stores.column_mask import Mask
 from cdc.stores.dead_letter_rows import DeadLetterEntry, Image
 from cdc.stores.published_record import Published, TableRecord, TargetState
@@ -123,7 +123,7 @@ def follow_rules(
         schema = TableSchema.from_json(table.schema)
         try:
             shape = shapes.of(schema)
-        except (TransformFailed, SchemaNotApplicable):
+        except (HiddenColumnRenamed, SchemaNotApplicable, TransformFailed):
             continue
         before = stored.get(relation) or DocumentRules.plain(schema)
         change = RuleChange.between(before, shape)
