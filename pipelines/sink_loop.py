@@ -85,12 +85,15 @@ class SinkLoop:
     def open(self) -> None:
         """Open the sink and read its published record."""
         self._log.refresh()
-        opened = self._sink.open(self._log.log_id) or self._published
+        opened = self._sink.open(self._log.log_id, self._schemas_at) or self._published
         self._published = replace(opened, tables=self.quarantine.with_parked_keys(opened.tables))
         self._schemas = self._log.schemas(self.position)
         self._published = replace(self._published, tables=dict(self._with_dropped_tables()))
         self.has_caught_up = not self.lagging_tables
         self._progress.record_published(self._published, lag=None, rows={})
+
+    def _schemas_at(self, position: int) -> dict[int, TableSchema]:
+        return self._log.schemas(Position(position))
 
     def advance(self, rows: int = SMALL) -> bool:
         """Apply about `rows` changes at most in this process; return False, and apply nothing, if they need Spark.

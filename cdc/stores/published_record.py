@@ -54,6 +54,8 @@ class TableRecord:
     """JSON of the table's schema at this position."""
     parked: tuple[tuple[str, ...], ...] = ()
     """Sorted keys of the parked rows; for each key, the target contains an older row or no row."""
+    merged: int | None = None
+    """Position in the target's `txn` at this version; None if it has none, or if an older version of cdc wrote this."""
 
     def at(self, position: int, state: str) -> TableRecord:
         """Return the record with another position and state. Each publish calls this for every table without changes,
@@ -69,18 +71,19 @@ class TableRecord:
             self.reason,
             self.schema,
             self.parked,
+            self.merged,
         )
 
     def to_json(self, *, with_schema: bool = True) -> str:
         """Return the record as JSON with sorted keys. with_schema: whether it has its schema."""
         before_position, before_schema, rest = _fixed_text(
-            self.relation, self.topic, self.target, self.version, self.state, self.reason, self.parked
+            self.relation, self.topic, self.target, self.version, self.state, self.reason, self.parked, self.merged
         )
         schema = _quoted(self.schema) if with_schema else "null"
         return f"{before_position}{int(self.position)}{before_schema}{schema}{rest}"
 
 
-_FIXED: Final = ("relation", "topic", "target", "version", "state", "reason", "parked")
+_FIXED: Final = ("relation", "topic", "target", "version", "state", "reason", "parked", "merged")
 
 
 @lru_cache(maxsize=1 << 15)
@@ -92,7 +95,7 @@ def _fixed_text(*values: Any) -> tuple[str, str, str]:
     fields = dict(zip(_FIXED, values, strict=True))
     parts = [
         json.dumps({name: fields[name] for name in names}, sort_keys=True, ensure_ascii=False)[1:-1]
-        for names in (("parked",), ("reason", "relation"), ("state", "target", "topic", "version"))
+        for names in (("merged", "parked"), ("reason", "relation"), ("state", "target", "topic", "version"))
     ]
     return f'{{{parts[0]}, "position": ', f', {parts[1]}, "schema": ', f", {parts[2]}}}"
 

@@ -111,6 +111,15 @@ class TableBatch:
         return self.generation is not None and not self.is_copying
 
 
+SchemasAt = Callable[[int], Mapping[int, TableSchema]]
+"""A function that returns relation → schema of its table in the log, at a position."""
+
+
+def no_schemas(position: int) -> Mapping[int, TableSchema]:  # noqa: ARG001 - the signature of SchemasAt
+    """Return no schemas, for a sink that is opened without its log."""
+    return {}
+
+
 class SparkAwaited(Exception):
     """Raised when a batch needs Spark and Spark has not started yet. The loop applies the batch again later."""
 
@@ -131,8 +140,11 @@ class Sink(Protocol):
     parallel_from: int
     """Mean number of rows per table from which several threads are faster than one; 0: always."""
 
-    def open(self, log_id: str) -> Published | None:
+    def open(self, log_id: str, schemas_at: SchemasAt = no_schemas) -> Published | None:
         """Open the store and return its published record; return None if nothing was ever published.
+
+        If the target of a table is older than the published record, for instance because its directory was restored
+        from a copy, the record of the table has the position of the target and the schema of the log at that position.
 
         A new store belongs to the log `log_id` from now on. Raises SinkOfAnotherLog if the store has rows of another
         log, and SinkUnavailable (retried) if the store does not answer.

@@ -117,6 +117,7 @@ def failed_record(before: TableRecord | None, schema: TableSchema, exc: CdcError
         reason=complete_remedy(failure_reason(exc), topic=schema.topic),
         schema=before.schema if before else schema.to_json().decode(),
         parked=before.parked if before else (),
+        merged=before.merged if before else None,
     )
 
 

@@ -93,7 +93,10 @@ class ShopPipeline:
         self.writer.commit(self.writer.stage(made), info(position))
 
     def drive(self, sink: str, upto: int = END) -> None:
-        """Apply the log to a sink up to a position: its first transaction, then the others in one batch."""
+        """Apply the log to a sink up to a position: its first transaction, then the others in one batch.
+
+        Tables that lag are caught up first.
+        """
         wanted = next(s for s in self.definition.sinks if s.name == sink)
         log = LogReader(self.definition.log.path)
         with Catalog.open(self.definition.catalog.url) as catalog:
@@ -105,6 +108,7 @@ class ShopPipeline:
                 SinkFigures("shop", sink, FIGURES),
             )
             loop.open()
+            loop.catch_up_all(None)
             ends = sorted({file.last for file in log.files(Position(0), Position(upto))})
             for end in [*ends[:1], *ends[1:][-1:]]:
                 loop(None, end)

@@ -17,9 +17,12 @@ from cdc.errors import CdcError, ValueNotRepresentable
 from cdc.stores.dead_letter_rows import PARKED_SCHEMA, DeadLetterEntry, Key, ParkedRow, parked_at, read_entries
 from cdc.stores.published_record import Published
 from pipelines.sinks.contract import RefusedRow, TableBatch
+from pipelines.sinks.delta.commit_sync import sync_commits
+from pipelines.sinks.delta.damaged_commits import remove_damaged_newest
 from pipelines.sinks.delta.erase_earlier_versions import erase_earlier
 from pipelines.sinks.delta.history_rows import typed_changes
 from pipelines.sinks.delta.merge_source import BaseLookup, has_no_base, source_rows
+from pipelines.sinks.delta.table_properties import create_table
 from pipelines.sinks.delta.target_columns import RowShape
 from pipelines.sinks.record_after_batch import missing_base
 from pipelines.types.typed_rows import typed_keys
@@ -51,6 +54,8 @@ class DeadLetterTable:
         removes them from here.
         """
         self._entries = 0
+        self._synced = -1
+        """Version of the Delta table up to which its commits are durable."""
         self._unconfirmed: set[int] = set()
         self._lock = Lock()
 
@@ -60,7 +65,9 @@ class DeadLetterTable:
         positions: relation → position of its target, for each table of the published record.
         """
         self._parked, self._unlisted, self._unconfirmed, self._entries = {}, {}, set(), 0
+        remove_damaged_newest(self._uri)
         self._table = DeltaTable(self._uri) if DeltaTable.is_deltatable(self._uri) else None
+        self._synced = -1 if self._table is None else self._table.version()
         entries = [] if self._table is None else read_entries(self._table)
         self._entries = len(entries)
         listed = [entry for entry in entries if entry.row.relation in record.tables]
@@ -80,6 +87,7 @@ class DeadLetterTable:
     def _delete_after(self, relation: int, position: int, entries: Iterable[DeadLetterEntry]) -> None:
         if self._table is not None and any(e.row.relation == relation and e.row.upto > position for e in entries):
             self._table.delete(_is_after(relation, position))
+            self._sync(self._table)
 
     def rows_of(self, relation: int) -> Mapping[Key, ParkedRow]:
         """See ParkedRows.rows_of."""
@@ -101,6 +109,7 @@ class DeadLetterTable:
                 mode="overwrite",
                 predicate=_is_after(relation, after),
             )
+            self._sync(table)
             self._entries += len(rows)
             (self._unconfirmed.add if rows else self._unconfirmed.discard)(relation)
 
@@ -121,6 +130,7 @@ class DeadLetterTable:
         rows = [DeadLetterEntry(row).to_json() for row in live]
         write_deltalake(self._open_or_create(), pa.Table.from_pylist(rows, PARKED_SCHEMA), mode="overwrite")
         self._table = DeltaTable(self._uri)
+        self._sync(self._table)
         self._table.vacuum(retention_hours=_KEPT_FOR, enforce_retention_duration=False, dry_run=False)
         self._entries = len(rows)
 
@@ -136,7 +146,8 @@ class DeadLetterTable:
         entries = [*map(DeadLetterEntry, live), *(entry for unlisted in self._unlisted.values() for entry in unlisted)]
         rows = [entry.to_json() for entry in entries]
         write_deltalake(self._open_or_create(), pa.Table.from_pylist(rows, PARKED_SCHEMA), mode="overwrite")
-        erase_earlier(self._uri, DeltaTable(self._uri).version())
+        self._sync(table := DeltaTable(self._uri))
+        erase_earlier(self._uri, table.version())
 
     def add_rebuilt(self, rows: Iterable[ParkedRow], upto: int, instead_of: Collection[int] = ()) -> None:
         """Add the rows that a replay up to position `upto` parked; call this before the new targets replace the old.
@@ -150,10 +161,12 @@ class DeadLetterTable:
         added = pa.Table.from_pylist(entries, PARKED_SCHEMA)
         if not instead_of:
             write_deltalake(table, added, mode="append")
+            self._sync(table)
             return
         gone = pc.is_in(pc.field("relation"), pa.array(sorted(instead_of), pa.int64()))
         others = pa.table(table.scan()).cast(PARKED_SCHEMA).filter(pc.invert(gone))
         write_deltalake(table, pa.concat_tables([others, added]), mode="overwrite")
+        self._sync(table)
 
     def _add_new_columns(self, table: DeltaTable) -> None:
         """Add the columns of PARKED_SCHEMA that a table of an older version of cdc does not have."""
@@ -161,6 +174,12 @@ class DeadLetterTable:
         missing = [field for field in DeltaSchema.from_arrow(PARKED_SCHEMA).fields if field.name not in present]
         if missing:
             table.alter.add_columns(missing)
+            self._sync(table)
+
+    def _sync(self, table: DeltaTable) -> None:
+        """Make the commits of the table durable: entries count as soon as the target reaches the end of their batch."""
+        sync_commits(self._uri, self._synced, table.version())
+        self._synced = table.version()
 
     def _open_or_create(self) -> DeltaTable:
         if self._table is None:
@@ -174,7 +193,8 @@ def _open_or_create(uri: str) -> DeltaTable:
     if DeltaTable.is_deltatable(uri):
         return DeltaTable(uri)
     described = "rows that a cdc sink refused: entries by batch, see 'cdc dlq'"
-    return DeltaTable.create(uri, PARKED_SCHEMA, description=described, configuration=_PROPERTIES)
+    create_table(uri, PARKED_SCHEMA, description=described, configuration=_PROPERTIES)
+    return DeltaTable(uri)
 
 
 def _is_after(relation: int, position: int) -> str:

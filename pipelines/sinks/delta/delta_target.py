@@ -24,13 +24,16 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.schema import Schema
 from deltalake.transaction import AddAction
 
-from cdc.errors import SchemaNotApplicable
+from cdc.errors import SchemaNotApplicable, SinkUnavailable
 from cdc.failpoint import hit
 from cdc.stores.path_ownership import LOG_ID, check_free, check_owner, foreign_table_error
 from cdc.table import TableSchema
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, column_name
 from pipelines.sinks.contract import TableBatch
+from pipelines.sinks.delta.damaged_commits import TXN_NAMED
 from pipelines.sinks.delta.delta_log_cleanup import CHECKPOINT_EVERY, is_newest
+from pipelines.sinks.delta.indexed.delta_log import commit_path
+from pipelines.sinks.delta.indexed.table_storage import storage_of
 from pipelines.sinks.delta.schema_evolution import (
     ColumnChange,
     EvolutionPlan,
@@ -48,7 +51,7 @@ from pipelines.sinks.delta.target_layout import (
     described_columns,
 )
 from pipelines.sinks.delta.target_part import RELATION, RowReader, SharedPart, TargetPart, WholeTarget
-from pipelines.sinks.delta.unsupported_feature_errors import translate_refusals
+from pipelines.sinks.delta.unsupported_feature_errors import opening
 
 APP_ID: Final = "cdc.app_id"
 
@@ -97,7 +100,17 @@ class TxnMarker:
     @property
     def properties(self) -> CommitProperties:
         """The commit properties with which delta-rs writes this `txn` action."""
-        return CommitProperties(app_transactions=[Transaction(self.app_id, self.version)])
+        return txn_properties(self.app_id, self.version)
+
+
+def txn_properties(app_id: str, version: int, **more: Any) -> CommitProperties:
+    """Return the properties of a commit with one `txn`, which its commit info names. more: further properties.
+
+    A commit file that a loss of power cut off then shows that its `txn` is missing.
+    """
+    return CommitProperties(
+        custom_metadata={TXN_NAMED: app_id}, app_transactions=[Transaction(app_id, int(version))], **more
+    )
 
 
 class DeltaTarget:
@@ -121,6 +134,8 @@ class DeltaTarget:
         self._opened_at = self._version = self._cached_version = 0 if table is None else table.version()
         self._cache: dict[str, Any] = {}
         """Values that were read from version `_cached_version` of the table; the key is the name given to `cached`."""
+        self._seen: tuple[int, tuple[float, ...] | None] = -1, None
+        """A version, and the identity that its commit file had at the last `check_directory`."""
         self._last_column_change: int | None = None
         """Cached result of `columns_changed_upto`; None if it has to be read from `_delta_log`. It becomes None when
         this process changes columns, or finds a version of the table that it did not know.
@@ -132,17 +147,18 @@ class DeltaTarget:
 
         Raises TargetUnusable for a Delta table that cannot be opened.
         """
-        with translate_refusals(uri):
+        with opening(uri):
             return cls(uri, DeltaTable(uri)) if DeltaTable.is_deltatable(uri) else None
 
     @classmethod
-    def create(cls, uri: str, log_id: str, new: NewTarget) -> Self:
+    def create(cls, uri: str, log_id: str, new: NewTarget, *, over_files: bool = False) -> Self:
         """Create an empty target at uri and record its identity in its properties.
 
-        A shared target has no source table until `add_table` adds one. Raises TargetUnusable if the directory at uri is
-        not empty.
+        A shared target has no source table until `add_table` adds one. over_files: whether the directory may have files
+        of an earlier target; otherwise TargetUnusable is raised if the directory is not empty.
         """
-        check_free(uri)
+        if not over_files:
+            check_free(uri)
         schema, layout, columns, app_id = new.schema, new.layout, new.columns, str(uuid.uuid4())
         identity = {LOG_ID: log_id, APP_ID: app_id}
         if layout.is_shared:
@@ -244,13 +260,34 @@ class DeltaTarget:
     def refresh(self) -> None:
         """Read the newest version, which may come from other clients; raises TargetUnusable as `open` does."""
         known = self.version
-        with translate_refusals(self.uri):
+        self.check_directory()
+        with opening(self.uri):
             if self._table is not None and self._table.version() - self._opened_at >= REOPEN_AFTER:
                 self.reopen()
             elif not is_newest(self.uri, known):
                 self._read_commits()
         if self.version != known:
             self._last_column_change = None
+
+    def check_directory(self) -> None:
+        """Check that the directory still has the commit that this process read or made last.
+
+        Raises SinkUnavailable otherwise: another directory, for instance an older copy, has taken its place. A commit
+        on top of it would leave a gap in its Delta log. The sink then opens its targets again.
+        """
+        version = self.version
+        identity = storage_of(self.uri).identity(commit_path(version))
+        seen_version, seen = self._seen
+        if identity is None or (seen_version == version and seen != identity):
+            raise _replaced(self.uri, f"commit {version} is {'missing' if identity is None else 'another one'}")
+        self._seen = version, identity
+
+    def check_kept(self, version: int) -> None:
+        """Check that a commit which this process read before it made its own ones is still there, as `check_directory`
+        does. A target in an object store is not checked.
+        """
+        if storage_of(self.uri).is_gone(commit_path(version)):
+            raise _replaced(self.uri, f"commit {version} is missing")
 
     def reopen(self) -> DeltaTable:
         """Open the newest version of the table again, so that the commits read earlier leave the memory."""
@@ -447,7 +484,7 @@ class DeltaTarget:
 
         The application id of the `txn` is `app_id` + suffix.
         """
-        return CommitProperties(app_transactions=[Transaction(self.app_id + suffix, int(position))])
+        return txn_properties(self.app_id + suffix, position)
 
     @property
     def statistics_columns(self) -> tuple[str, ...]:
@@ -534,7 +571,7 @@ class DeltaTarget:
         """Return the properties of a commit that changes columns. delta-rs does not retry this commit after a conflict.
         A retry would overwrite the commit of another client.
         """
-        return CommitProperties(max_commit_retries=0, app_transactions=[Transaction(self.app_id + COLUMNS, upto)])
+        return txn_properties(self.app_id + COLUMNS, upto, max_commit_retries=0)
 
     def _rewrite(self, columns: Sequence[FilledColumn], upto: int) -> None:
         """Rewrite all rows of the target with the given columns, as a stream. Readers of older versions are not
@@ -578,6 +615,13 @@ class DeltaTarget:
     def set_properties(self, properties: Mapping[str, str]) -> None:
         """Set properties of the Delta table, in one separate commit."""
         set_properties(self.uri, self.table, properties)
+
+
+def _replaced(uri: str, cause: str) -> SinkUnavailable:
+    return SinkUnavailable(
+        f"the directory of target {uri!r} was replaced while the sink wrote to it: {cause}",
+        remedy="nothing: the sink opens its targets again, and merges from the position that it finds there",
+    )
 
 
 def rewritten_bytes(before: pa.Table, after: pa.Table) -> int:

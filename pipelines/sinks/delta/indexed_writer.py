@@ -34,6 +34,7 @@ from cdc.failpoint import hit
 from cdc.log.delta_actions import Action, add_action, commit_info
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN
 from pipelines.sinks.delta import file_compaction
+from pipelines.sinks.delta.damaged_commits import TXN_NAMED
 from pipelines.sinks.delta.file_compaction import RewrittenFile
 from pipelines.sinks.delta.indexed.deletion_vectors import encode, rows_of
 from pipelines.sinks.delta.indexed.delta_log import (
@@ -410,9 +411,9 @@ class IndexedTable:
         changed, removed, actions = self._with_deleted(found)
         actions += [{"add": file.add} for file in changed] + [{"add": one.file.add} for one in new]
         hit("delta_indexed_before_commit")
-        info = commit_info("MERGE", engineInfo="cdc")
+        info = commit_info("MERGE", engineInfo="cdc", **{TXN_NAMED: marker["txn"]["appId"]})
         try:
-            self.files.commit([info, marker, *actions], [*removed, *changed, *(one.file for one in new)])
+            self.files.commit([info, *actions, marker], [*removed, *changed, *(one.file for one in new)])
         except FileExistsError:
             return False
         for path in removed:  # if a RESTORE adds the file again, a merge of runs may have dropped its entries

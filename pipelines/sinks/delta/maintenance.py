@@ -26,6 +26,7 @@ from cdc.log.checkpoint_rows import RETENTION
 from cdc.stores.cut_retention import KEEP_ALL_FOR
 from cdc.target_names import RELATION_COLUMN
 from pipelines.sinks.delta.background_rewriter import MERGE_ABOVE, SMALL, BackgroundRewriter
+from pipelines.sinks.delta.commit_sync import sync_commits
 from pipelines.sinks.delta.delta_log_cleanup import (
     data_paths_of,
     expired_log_files,
@@ -321,6 +322,8 @@ class TargetMaintenance:
     def _run_job(self, uri: str, turn: _Turn, cuts: Sequence[KeptCut], opened: DeltaTarget | None) -> bool:
         """Run the most urgent job on one target; return whether a job was run."""
         now = self._clock()
+        if opened is not None:
+            opened.check_directory()
         rests = now < self._rest_until
         count = 0 if opened is None else self._count(opened)
         many = count - turn.left
@@ -424,6 +427,8 @@ class TargetMaintenance:
         target.app_id  # noqa: B018 - raises for a table that is not ours
         _set_retention(target, self._settings)
         target.refresh()
+        # files may go only once the commits that replaced them are on the disk
+        sync_commits(target.uri, cuts[-1].record.versions.get(target.uri, -1), target.version)
         versions = self._listed(target.uri, cuts)
         kept = files.needed(versions, now, after, lambda version: paths_of(DeltaTable(target.uri, version=version)))
         if kept is None:

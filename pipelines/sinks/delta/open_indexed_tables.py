@@ -20,7 +20,7 @@ from cdc.log.delta_actions import txn_action
 from pipelines.sinks.delta.delta_log_cleanup import CHECKPOINT_EVERY
 from pipelines.sinks.delta.delta_target import DeltaTarget, TxnMarker
 from pipelines.sinks.delta.indexed.deletion_vectors import DamagedVector
-from pipelines.sinks.delta.indexed.delta_log import LiveFiles, LogNotReadable
+from pipelines.sinks.delta.indexed.delta_log import DirectoryReplaced, LiveFiles, LogNotReadable
 from pipelines.sinks.delta.indexed.key_hashes import can_hash
 from pipelines.sinks.delta.indexed.key_index import ON_DISK
 from pipelines.sinks.delta.indexed.table_storage import storage_of
@@ -183,7 +183,7 @@ def _translated_errors(uri: str) -> Iterator[None]:
             f"target {uri!r} is damaged: {exc}",
             remedy="restore the file, or rebuild the table: 'cdc replay SINK --tables TABLE'",
         ) from exc
-    except (OSError, LogError) as exc:
+    except (DirectoryReplaced, OSError, LogError) as exc:
         raise SinkUnavailable(f"target {uri!r} cannot be read or written: {exc}") from exc
 
 

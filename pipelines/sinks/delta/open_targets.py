@@ -19,6 +19,7 @@ from cdc.errors import TargetRulesChanged, TargetUnusable
 from cdc.stores.hidden_columns import check_hidden, newly_hidden
 from cdc.table import TableSchema
 from pipelines.sinks.contract import TableBatch
+from pipelines.sinks.delta.damaged_commits import remove_damaged_commits
 from pipelines.sinks.delta.delta_target import ERASED, DeltaTarget
 from pipelines.sinks.delta.published_cuts_table import LastPublished
 from pipelines.sinks.delta.schema_evolution import (
@@ -111,6 +112,7 @@ class OpenTargets:
         target = self.by_uri.get(uri)
         self._plans.claim_path(uri, schema)
         if target is None:
+            remove_damaged_commits(uri, self._published.versions.get(uri, -1))
             target = DeltaTarget.open(uri) or self._create(uri, schema, layout, generation)
         else:
             target.refresh()

@@ -11,16 +11,19 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
-from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError
 from deltalake.schema import Schema
 
+from cdc import atomic_file
 from cdc.errors import CutUnderOtherRules, SinkFenced, SinkOfAnotherLog
 from cdc.failpoint import hit
 from cdc.log.delta_actions import add_action, commit_info, encode_commit, txn_action
@@ -29,10 +32,13 @@ from cdc.stores.cut_retention import kept_cuts
 from cdc.stores.lake_reader import PUBLISHED_AT, PUBLISHED_SCHEMA, read_published
 from cdc.stores.published_record import Published, TableRecord, TargetState
 from cdc.table import TableSchema
+from pipelines.sinks.delta.commit_sync import sync_commits
+from pipelines.sinks.delta.damaged_commits import remove_damaged_newest
 from pipelines.sinks.delta.delta_log_cleanup import CHECKPOINT_EVERY, is_newest, remove_old_commits, write_checkpoint
-from pipelines.sinks.delta.indexed.delta_log import commit_path, new_data_path
+from pipelines.sinks.delta.indexed.delta_log import LiveFile, LiveFiles, commit_path, new_data_path
 from pipelines.sinks.delta.indexed.table_storage import storage_of
 from pipelines.sinks.delta.new_data_files import statistics
+from pipelines.sinks.delta.table_properties import create_table
 
 CLEAN_EVERY: Final = 100
 """Number of publishes from one clean-up to the next; a clean-up removes expired cuts and overwritten files."""
@@ -102,6 +108,7 @@ class PublishedTable:
     @classmethod
     def open(cls, uri: str, log_id: str, retain: float | None = None) -> Self:
         """Open or create the table of published cuts at uri; raises SinkOfAnotherLog if it belongs to another log."""
+        remove_damaged_newest(uri)
         if not DeltaTable.is_deltatable(uri):
             _create(uri, log_id)
         table = DeltaTable(uri)
@@ -116,6 +123,7 @@ class PublishedTable:
         known = {field.name for field in table.schema().fields}
         if missing := [field for field in PUBLISHED_SCHEMA if field.name not in known]:
             table.alter.add_columns(Schema.from_arrow(pa.schema(missing)).fields)
+            sync_commits(uri, table.version() - 1, table.version())
         return cls(uri, table, retain)
 
     @property
@@ -127,10 +135,11 @@ class PublishedTable:
         """Return the newest record as of this driver's last write or opening, None if nothing was published."""
         return self._record
 
-    def write(self, record: Published, forgotten: Collection[str] = ()) -> None:
-        """Publish a record: add it to the table as the newest row.
+    def write(self, record: Published, forgotten: Collection[str] = (), unsynced: Collection[Path] = ()) -> None:
+        """Publish a record durably: add it to the table as the newest row.
 
         forgotten: URIs of targets that earlier cuts must no longer show, because these cuts follow earlier rules.
+        unsynced: files and directories that are synced to the disk before the record becomes visible.
         Raises SinkFenced if another driver wrote to the table, or if the position of the sink would decrease.
         """
         self.check()
@@ -143,9 +152,11 @@ class PublishedTable:
         newest = KeptCut(published_at, record, record.to_json())
         if forgotten:
             self._cuts = [cut.without(forgotten, Position(record.position)) for cut in self._cuts]
-            self._replace_all([*self._cuts, newest], record)
+            self._commit([*self._cuts, newest], record, self._stored_files(), unsynced)
         else:
-            self._append(newest)
+            self._commit([newest], record, [], unsynced)
+            if self._version % CHECKPOINT_EVERY == 0:
+                write_checkpoint(self._uri, self._version)
         self._cuts.append(KeptCut.of(published_at, record))
         if self._retain is not None and self._version % CLEAN_EVERY == 0:
             self._clean(record, self._retain)
@@ -166,40 +177,35 @@ class PublishedTable:
                 f"expected version {self._version!r}, got {seen.version()!r}"
             )
 
-    def _append(self, newest: KeptCut) -> None:
-        """Add the row of a cut in a commit of our own; raise SinkFenced if another driver committed first."""
-        rows, content, path = _rows([newest]), pa.BufferOutputStream(), new_data_path()
+    def _commit(
+        self, cuts: Sequence[KeptCut], record: Published, removed: Iterable[LiveFile], unsynced: Collection[Path] = ()
+    ) -> None:
+        """Add rows, and remove files, in a durable commit of our own; raise SinkFenced if another driver was faster.
+
+        record: the newest cut, with the schemas of its tables.
+        """
+        rows, content, path = _rows(cuts), pa.BufferOutputStream(), new_data_path()
         pq.write_table(rows, content, compression="snappy")
         written = content.getvalue()
         self._storage.write(path, written)
         # readers find the newest record by the statistics of `published_at`
         add = add_action(path, written.size, statistics(rows, ("position", "committed_at", PUBLISHED_AT)))
-        txn = txn_action(self._app_id, newest.record.position)
-        actions = [commit_info("WRITE", engineInfo="cdc"), txn, {"add": add}]
+        txn = txn_action(self._app_id, record.position)
+        actions = [commit_info("WRITE", engineInfo="cdc"), txn, *(file.remove() for file in removed), {"add": add}]
+        own = set[Path]() if "://" in self._uri else {Path(self._uri), Path(self._uri) / path}
+        atomic_file.sync_all(own.union(unsynced))
         try:
-            self._storage.create(commit_path(self._version + 1), encode_commit(actions))
+            self._storage.create_durably(commit_path(self._version + 1), encode_commit(actions))
         except FileExistsError as exc:
             raise self._fenced_error() from exc
-        self._confirm(self._version + 1, newest.record)
-        if self._version % CHECKPOINT_EVERY == 0:
-            write_checkpoint(self._uri, self._version)
+        self._confirm(self._version + 1, record)
 
-    def _replace_all(self, cuts: Sequence[KeptCut], record: Published) -> DeltaTable:
-        """Replace the rows of the table by those of `cuts`, and return the table.
-
-        record: the newest cut, with the schemas of its tables. Raises SinkFenced if another driver committed first.
-        """
-        table = DeltaTable(self._uri)
-        if table.version() != self._version:
+    def _stored_files(self) -> list[LiveFile]:
+        """Return the data files of the table; raise SinkFenced if another driver committed to the table."""
+        files = LiveFiles.read(self._storage)
+        if files.version != self._version:
             raise self._fenced_error()
-        # no retries: a retry would commit on top of the commit of another driver
-        mark = CommitProperties(max_commit_retries=0, app_transactions=[Transaction(self._app_id, record.position)])
-        try:
-            write_deltalake(table, _rows(cuts), mode="overwrite", commit_properties=mark)
-        except CommitFailedError as exc:
-            raise self._fenced_error() from exc
-        self._confirm(table.version(), record)
-        return table
+        return [*files.by_path.values()]
 
     def _fenced_error(self) -> SinkFenced:
         return SinkFenced(f"another process published to the sink at {self._uri!r} at the same moment")
@@ -212,13 +218,15 @@ class PublishedTable:
         stay = set(kept_cuts([cut.published_at for cut in self._cuts], self._cuts[-1].published_at, retain))
         kept = [cut for cut in self._cuts if cut.published_at in stay]
         self.check()
-        table = self._replace_all([*kept[:-1], replace(kept[-1], text=record.to_json())], record)
+        self._commit([*kept[:-1], replace(kept[-1], text=record.to_json())], record, self._stored_files())
         self._cuts = kept
         hit("delta_cuts_thinned")
+        table = DeltaTable(self._uri)
         table.vacuum(retention_hours=1, enforce_retention_duration=False, dry_run=False)
         table = DeltaTable(self._uri)
         if read_published(table) != record:
             raise SinkFenced(f"another process published to the sink at {self._uri!r} during clean-up")
+        sync_commits(self._uri, self._version, table.version())
         self._version = table.version()
         if "://" in self._uri:
             table.cleanup_metadata()
@@ -272,15 +280,11 @@ def _read_cuts(table: DeltaTable) -> list[KeptCut]:
 
 
 def _create(uri: str, log_id: str) -> None:
-    try:
-        DeltaTable.create(
+    # if another driver creates it at the same moment, `check` later refuses one of the two drivers
+    with suppress(CommitFailedError):
+        create_table(
             uri,
             PUBLISHED_SCHEMA,
             description="published cuts of a cdc sink: one row per kept cut",
             configuration={**_PROPERTIES, _LOG_ID: log_id, _APP_ID: str(uuid.uuid4())},
-            raise_if_key_not_exists=False,
         )
-    except DeltaError:
-        # another driver created it at the same moment; `check` later refuses one of the two drivers
-        if not DeltaTable.is_deltatable(uri):
-            raise

@@ -6,19 +6,31 @@ written under the old rule are stopped before any row changes.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
+import structlog
+
 from cdc.errors import TargetRulesChanged, TargetUnusable, complete_remedy
+from cdc.log.delta_actions import commit_info
+from cdc.position import Position
+from cdc.stores.path_ownership import LOG_ID
 from cdc.stores.published_record import Published, TableRecord, TargetState
 from cdc.stores.target_rule_changes import TargetRules
 from cdc.table import TableSchema, TableState
 from cdc.target_names import parked_uri
+from pipelines.sinks.contract import SchemasAt
 from pipelines.sinks.delta.dead_letters import DeadLetterTable
-from pipelines.sinks.delta.delta_target import DeltaTarget
+from pipelines.sinks.delta.delta_target import APP_ID, DeltaTarget
 from pipelines.sinks.delta.erase_earlier_versions import erase_earlier, is_marked
+from pipelines.sinks.delta.indexed.delta_log import LiveFiles, LogNotReadable
+from pipelines.sinks.delta.indexed.table_storage import storage_of
 from pipelines.sinks.delta.open_targets import OpenTargets
 from pipelines.sinks.delta.published_cuts_table import PublishedTable
+from pipelines.sinks.delta.unsupported_feature_errors import MOVE_AND_REBUILD
 from pipelines.sinks.record_after_batch import failure_reason, with_progress_state
+
+log = structlog.get_logger("apply")
 
 
 def open_part(uri: str, relation: int) -> DeltaTarget | None:
@@ -36,10 +48,89 @@ def with_target_position(record: TableRecord, cut: int) -> TableRecord:
         target = None if record.state == TargetState.FAILED else open_part(record.target, record.relation)
         applied = 0 if target is None else target.applied or 0
     except TargetUnusable as exc:
-        return replace(record, state=TargetState.FAILED.value, reason=failure_reason(exc))
+        return _failed(record, exc)
     if target is None or applied <= record.position:
         return record
     return with_progress_state(replace(record, position=applied, version=target.version), cut)
+
+
+def go_back(published: PublishedTable, record: Published, schemas_at: SchemasAt) -> Published:
+    """Take each table whose target is older than the published record back to the position of its target.
+
+    Such a target was restored from a copy, or its last commits were lost. Its changes are merged again from its own
+    `txn`. The target first skips the versions that it had before: kept cuts and views name these versions, and must
+    not find other rows in them. The new record is published before, so that the versions are skipped after a crash too.
+    Returns the new record. schemas_at: as in Sink.open.
+    """
+    older = dict[int, TableRecord]()
+    for relation, table in record.tables.items():
+        with suppress(TargetUnusable):  # `with_target_position` records the error
+            target = None if table.version is None else open_part(table.target, relation)
+            if target is not None and _is_older(target, table, record, published.log_id):
+                older[relation] = _at_target(table, target, record, schemas_at)
+    if not older:
+        return record
+    back = replace(record, tables={**record.tables, **older})
+    published.write(back)
+    tables = dict(back.tables)
+    for uri, version in {table.target: table.version for table in older.values()}.items():
+        try:
+            _skip_to(uri, version)
+        except TargetUnusable as exc:
+            failed = {r: _failed(table, exc) for r, table in tables.items() if table.target == uri}
+            tables |= failed
+    return replace(back, tables=tables)
+
+
+def _failed(record: TableRecord, exc: TargetUnusable) -> TableRecord:
+    reason = complete_remedy(failure_reason(exc), topic=record.topic)
+    return replace(record, state=TargetState.FAILED.value, reason=reason)
+
+
+def _is_older(target: DeltaTarget, record: TableRecord, cut: Published, log_id: str) -> bool:
+    """Return whether the target of this table, written from this log, is older than the published cut."""
+    if target.read_property(LOG_ID) != log_id or target.relation != record.relation:
+        return False  # the next batch of the table raises an error
+    return target.version < cut.versions[record.target] or (target.applied or 0) < (record.merged or 0)
+
+
+def _at_target(record: TableRecord, target: DeltaTarget, cut: Published, schemas_at: SchemasAt) -> TableRecord:
+    """Return the record of a table at the position of its older target."""
+    applied, version = target.applied or 0, cut.versions[record.target]
+    log.warning(
+        "a target is older than the published cut; its changes are merged again from the log",
+        table=record.topic,
+        target=record.target,
+        version=target.version,
+        published_version=version,
+        after=str(Position(applied)),
+    )
+    schema = schemas_at(applied).get(record.relation)
+    state = TargetState.CATCHING_UP if target.is_complete else TargetState.SNAPSHOTTING
+    return replace(
+        record,
+        position=min(applied, record.position),
+        version=max(version, target.version) + 1,
+        merged=target.applied,
+        state=record.state if record.state == TargetState.FAILED else state.value,
+        schema=record.schema if schema is None else schema.to_json().decode(),
+    )
+
+
+def _skip_to(uri: str, version: int | None) -> None:
+    """Make a later version of a target, with the rows that it has, unless it has this version already."""
+    storage = storage_of(uri)
+    target = DeltaTarget.open(uri)
+    if target is None or version is None or target.version >= version:
+        return
+    try:
+        info = commit_info("SKIP VERSIONS", engineInfo="cdc", **{APP_ID: target.identity})
+        LiveFiles.read(storage, with_vectors=False).skip_to(version, [info])
+    except LogNotReadable as exc:
+        raise TargetUnusable(
+            f"target {uri!r} is older than its published version {version - 1}, and cannot be brought beyond it: {exc}",
+            remedy=MOVE_AND_REBUILD,
+        ) from exc
 
 
 def parked_upto(record: TableRecord, *, keeps_history: bool) -> int:

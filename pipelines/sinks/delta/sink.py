@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from sys import intern
 from typing import TYPE_CHECKING, Final, Protocol
@@ -20,15 +20,33 @@ from typing import TYPE_CHECKING, Final, Protocol
 from deltalake.exceptions import CommitFailedError
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
+from cdc.atomic_file import SyncFailed
+from cdc.errors import SinkUnavailable, TargetUnusable
 from cdc.failpoint import hit
 from cdc.table import TableSchema
-from pipelines.sinks.contract import DeadLetterSettings, ImageMask, Published, RefusedRow, TableBatch, TableRecord
+from pipelines.sinks.contract import (
+    DeadLetterSettings,
+    ImageMask,
+    Published,
+    RefusedRow,
+    SchemasAt,
+    TableBatch,
+    TableRecord,
+    no_schemas,
+)
+from pipelines.sinks.delta.damaged_commits import remove_damaged_commits
 from pipelines.sinks.delta.delta_target import DeltaTarget, rewritten_bytes
 from pipelines.sinks.delta.history_strategy import History
 from pipelines.sinks.delta.latest_state_strategy import LatestState
 from pipelines.sinks.delta.maintenance import TargetMaintenance
 from pipelines.sinks.delta.published_cuts_table import PublishedTable
-from pipelines.sinks.delta.reconcile_at_open import follow_rules, parked_upto, readable_versions, with_target_position
+from pipelines.sinks.delta.reconcile_at_open import (
+    follow_rules,
+    go_back,
+    parked_upto,
+    readable_versions,
+    with_target_position,
+)
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink_parts import DeltaSinkParts
 from pipelines.sinks.record_after_batch import applied_state
@@ -97,7 +115,7 @@ class DeltaSink:
         """See Sink.attach. From now on Spark writes large batches, if its session supports Delta."""
         self.parts.attach(spark)
 
-    def open(self, log_id: str) -> Published | None:
+    def open(self, log_id: str, schemas_at: SchemasAt = no_schemas) -> Published | None:
         """See Sink.open. Raises DeltaJarMissing if the writer is Spark and its session does not support Delta."""
         self.parts.writers.check(self.name)
         self.parts.targets.log_id = log_id
@@ -106,7 +124,12 @@ class DeltaSink:
         if record is None:
             self.parked.load(Published(0, 0), {})
             return None
+        self.parts.commits.begin(record.versions)
+        for uri, version in record.versions.items():
+            with suppress(TargetUnusable):  # raised again when the target is opened
+                remove_damaged_commits(uri, version)
         record = follow_rules(self._record_table, self._settings.record_uri, record, self._settings.target_rules)
+        record = go_back(self._record_table, record, schemas_at)
         self.parts.published.remember(record)
         tables = {r: with_target_position(table, record.position) for r, table in record.tables.items()}
         keeps = self._settings.keeps_history
@@ -131,7 +154,9 @@ class DeltaSink:
         with self._watch(target, batch.schema.topic):
             if (target.applied or -1) < batch.upto:
                 targets.check_columns(target, batch, replaced=batch.ends_copy and strategy.replaced_by_copy)
+                since = target.version
                 strategy.merge(target, targets.in_target_columns(target, batch))
+                target.check_kept(since)
         # after a crash the target may contain changes beyond upto; the record must then have that later position
         rows_upto = max(strategy.rows_upto(target), targets.erased_upto(target, batch.schema.relation))
         return self.record(batch, target, max(batch.upto, rows_upto))
@@ -165,13 +190,20 @@ class DeltaSink:
             state=applied_state(batch, before, complete=target.is_complete).value,
             reason=None,
             schema=intern(schema.to_json().decode()),  # kept cuts share the text
+            merged=target.applied,
         )
 
     def publish(self, record: Published) -> None:
         """See Sink.publish."""
         hit("delta_before_publish")
-        table = self._opened()
-        table.write(record)
+        table, commits = self._opened(), self.parts.commits
+        try:
+            table.write(record, unsynced=commits.unsynced(record.versions))
+        except SyncFailed as exc:
+            # the kernel may have dropped what it could not write, so another fsync would prove nothing
+            commits.withdraw(record.versions)
+            raise SinkUnavailable(f"the files of sink {self.name!r} cannot be synced to the disk: {exc}") from exc
+        commits.confirm(record.versions)
         self.parts.published.remember(record)
         self.parked.compact()
         self.commit_rate.end_batch()

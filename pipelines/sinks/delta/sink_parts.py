@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Self
 
 from pipelines.runtime.throttle import CommitRate
 from pipelines.sinks.delta.background_rewriter import BackgroundRewriter
+from pipelines.sinks.delta.commit_sync import CommitSync
 from pipelines.sinks.delta.dead_letters import DeadLetterTable
 from pipelines.sinks.delta.external_commits import ExternalCommitWatch
 from pipelines.sinks.delta.open_targets import OpenTargets
@@ -32,6 +33,7 @@ class DeltaSinkParts:
     external_commits: ExternalCommitWatch
     parked: DeadLetterTable
     rewriter: BackgroundRewriter
+    commits: CommitSync
 
     @classmethod
     def of(cls, settings: DeltaSettings) -> Self:
@@ -48,6 +50,7 @@ class DeltaSinkParts:
             external_commits=ExternalCommitWatch(),
             parked=DeadLetterTable(settings.parked_uri),
             rewriter=BackgroundRewriter(writers.indexed),
+            commits=CommitSync(),
         )
 
     def attach(self, spark: SparkSession) -> None:

@@ -30,6 +30,7 @@ from cdc.stores.published_record import Published, TableRecord
 from cdc.stores.target_rule_changes import TRANSFORM, TargetRules
 from cdc.table import TableSchema
 from cdc.target_names import parked_uri, published_uri
+from pipelines.sinks.delta.commit_sync import sync_commits
 from pipelines.sinks.delta.dead_letters import DeadLetterTable
 from pipelines.sinks.delta.delta_target import COLUMNS, ERASED, ROWS, DeltaTarget
 from pipelines.sinks.delta.erase_earlier_versions import erase_earlier, is_marked, mark_to_erase
@@ -159,7 +160,17 @@ class StagedDelta:
         _make_ready(target, staged, has_vectors=layout.has_vectors)
         _overwrite(target, staged, self._name, _positions(target, records))
         _copy_properties(target, staged)
-        return {record.relation: replace(record, target=uri, version=target.version) for record in records}
+        # the published cut names these commits: they and the staged files have to be on the disk before it
+        sync_commits(uri, self._published_version(uri), target.version)
+        return {
+            record.relation: replace(record, target=uri, version=target.version, merged=record.position)
+            for record in records
+        }
+
+    def _published_version(self, uri: str) -> int:
+        """Return the version of a target in the published record of the sink; -1 if the record does not name it."""
+        record = self._published.record()
+        return -1 if record is None else record.versions.get(uri, -1)
 
     def _remove_staging(self, built: Published) -> None:
         for record in built.tables.values():

@@ -71,7 +71,7 @@ def create_table(uri: str, columns: pa.Schema, **options: Any) -> tuple[TableMet
     storage = storage_of(uri)
     storage.make_folder("_delta_log")
     try:
-        storage.create(commit_path(0), encode_commit(actions))
+        storage.create_durably(commit_path(0), encode_commit(actions))
     except FileExistsError as exc:
         raise CommitFailedError(f"another client created a table at {uri!r}") from exc
     return created, actions
@@ -121,7 +121,7 @@ def set_properties(uri: str, table: DeltaTable, properties: Mapping[str, str]) -
         )
         actions = [commit_info("SET TBLPROPERTIES", engineInfo="cdc"), metadata]
         try:
-            storage.create(commit_path(table.version() + 1), encode_commit(actions))
+            storage.create_durably(commit_path(table.version() + 1), encode_commit(actions))
         except FileExistsError:
             table.update_incremental()
             continue

@@ -49,7 +49,16 @@ from cdc.stores.search_index_reader import (
 )
 from cdc.table import TableSchema
 from pipelines.folding.spark_fold import collect_parts
-from pipelines.sinks.contract import NONE_PARKED, ImageMask, Published, RefusedRow, TableBatch, TableRecord
+from pipelines.sinks.contract import (
+    NONE_PARKED,
+    ImageMask,
+    Published,
+    RefusedRow,
+    SchemasAt,
+    TableBatch,
+    TableRecord,
+    no_schemas,
+)
 from pipelines.sinks.record_after_batch import applied_state, is_done, key_required, missing_base
 from pipelines.sinks.search.document_shape import DocumentShape, DocumentShapes
 from pipelines.sinks.search.documents import (
@@ -124,7 +133,11 @@ class SearchSink:
     def attach(self, spark: SparkSession) -> None:
         """Ignore the Spark session, because the driver alone writes the index."""
 
-    def open(self, log_id: str) -> Published | None:
+    def open(
+        self,
+        log_id: str,
+        schemas_at: SchemasAt = no_schemas,  # noqa: ARG002 - rows and record are published together
+    ) -> Published | None:
         """Open the index for writing and return its published record, None if nothing was published.
 
         Batches that were applied and not published are dropped. If the rules of the sink changed, the documents are

@@ -23,7 +23,7 @@ from cdc.stores.search_server.document_scan import close_point, open_point
 from cdc.stores.search_server.index_names import number_of
 from cdc.stores.search_server.sink_state import PublishedState, published_indexes
 from cdc.table import TableSchema
-from pipelines.sinks.contract import NONE_PARKED, Published, RefusedRow, TableBatch, TableRecord
+from pipelines.sinks.contract import NONE_PARKED, Published, RefusedRow, SchemasAt, TableBatch, TableRecord, no_schemas
 from pipelines.sinks.record_after_batch import WHOLE, applied_state, is_done, key_required, missing_base
 from pipelines.sinks.search.document_shape import DocumentShapes
 from pipelines.sinks.search_server.document_lines import TableIndex
@@ -77,7 +77,11 @@ class SearchServerSink:
     def attach(self, spark: SparkSession) -> None:
         """Ignore the Spark session; a batch on the executors has its own."""
 
-    def open(self, log_id: str) -> Published | None:
+    def open(
+        self,
+        log_id: str,
+        schemas_at: SchemasAt = no_schemas,  # noqa: ARG002 - rows and record are published together
+    ) -> Published | None:
         """Connect to the server and return the published record; None if nothing was published.
 
         Raises SinkOfAnotherLog if the sink's indexes belong to another log, and errors of the connection.

@@ -11,7 +11,7 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -53,6 +53,10 @@ while it was recent, a VACUUM spares it for as long as a kept cut needs it, even
 
 class LogNotReadable(Exception):
     """Raised if `_delta_log` has a form that this module cannot read, although delta-rs or Spark may read it."""
+
+
+class DirectoryReplaced(Exception):
+    """Raised if the directory of a table no longer has the commit that this process read or made last."""
 
 
 class MetadataChanged(CommitFailedError):
@@ -210,7 +214,11 @@ class LiveFiles:
 
         files: the changes that the actions make to `by_path`. A LiveFile is new or has a new deletion vector; a string
         is the path of a removed file. Raises FileExistsError, and changes nothing, if another client committed first.
+        Raises DirectoryReplaced, and changes nothing, if the commit of this version is gone: another commit after it
+        would leave a gap, and nobody could read the table.
         """
+        if self.storage.is_gone(commit_path(self.version)):
+            raise DirectoryReplaced(f"the commit file of version {self.version} no longer exists")
         self.storage.create(commit_path(self.version + 1), encode_commit(actions))
         self.version += 1
         self._keep(actions)
@@ -239,6 +247,31 @@ class LiveFiles:
         """
         now = BootTimestamp.now()
         self._written = {path: at for path, at in self._written.items() if now.since(at) < RECENT * SECOND}
+        rows = self._checkpoint_rows(lambda remove: not self._is_recent(remove))
+        content, hint = encode_checkpoint(rows, self.version)
+        with suppress(FileExistsError):  # of another client
+            self.storage.create_durably(checkpoint_path(self.version), content)
+        self.storage.replace(_HINT, hint)
+        self._commits.clear()
+
+    def skip_to(self, version: int, commit: Sequence[Action]) -> None:
+        """Make a later version of the table, so that none of the versions in between ever exists.
+
+        The new version has the files and positions of this one. A checkpoint of it takes the place of the commits in
+        between. commit: the actions of the commit file, which change nothing. Raises LogNotReadable as
+        `write_checkpoint` does.
+        """
+        if version <= self.version:
+            raise ValueError(f"cannot skip from version {self.version!r} back to {version!r}")
+        self.storage.create_durably(commit_path(version), encode_commit(commit))
+        content, hint = encode_checkpoint(self._checkpoint_rows(lambda _remove: True), version)
+        self.storage.create_durably(checkpoint_path(version), content)
+        self.storage.replace(_HINT, hint)
+        self.version = version
+        self._commits.clear()
+
+    def _checkpoint_rows(self, is_needed: Callable[[Action], bool]) -> pa.Table:
+        """Return the rows of a checkpoint of this version. is_needed: as in later_rows. Raises LogNotReadable."""
         start = _last_checkpoint(self.storage, self.version)
         earlier = None if start is None else pa.concat_tables(_checkpoint_tables(self.storage, start))
         versions = range(0 if start is None else start + 1, self.version + 1)
@@ -246,15 +279,9 @@ class LiveFiles:
         with ThreadPoolExecutor(_READERS) as threads:
             known = self._commits | dict(zip(unread, threads.map(self._read_commit, unread), strict=True))
         try:
-            commits = [known[version] for version in versions]
-            rows = later_rows(earlier, commits, time.time(), lambda remove: not self._is_recent(remove))
+            return later_rows(earlier, [known[version] for version in versions], time.time(), is_needed)
         except UnknownActions as exc:
             raise LogNotReadable(str(exc)) from exc
-        content, hint = encode_checkpoint(rows, self.version)
-        with suppress(FileExistsError):  # of another client
-            self.storage.create(checkpoint_path(self.version), content)
-        self.storage.replace(_HINT, hint)
-        self._commits.clear()
 
     def _keep(self, actions: Sequence[Action]) -> None:
         """Keep the actions of the commit that created this version, for the next checkpoint."""

@@ -1,7 +1,7 @@
 """Table storage: the files below a Delta table's directory, on a disk or in an object store, by their relative paths.
 
-Files on a disk are not synced; delta-rs does not sync its files either. After a power loss, the sink applies the change
-log again.
+`create_durably` and `replace` sync what they write. The files of the other methods, of delta-rs and of Spark are synced
+together, before a published cut names them (pipelines.sinks.delta.commit_sync).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 from deltalake.fs import DeltaStorageHandler
 
+from cdc import atomic_file
 from cdc.log.bucket_files import BucketPath
 
 
@@ -43,8 +44,16 @@ class TableStorage(ABC):
         """Write a file atomically, unless it exists; raises FileExistsError if it exists."""
 
     @abstractmethod
+    def create_durably(self, path: str, content: bytes | pa.Buffer) -> None:
+        """Write a file as `create` does; it survives a loss of power once the call has returned."""
+
+    @abstractmethod
+    def identity(self, path: str) -> tuple[float, ...] | None:
+        """Return values that differ for another file of the same path; None if the file does not exist."""
+
+    @abstractmethod
     def replace(self, path: str, content: bytes | pa.Buffer) -> None:
-        """Replace a file atomically."""
+        """Replace a file atomically and durably."""
 
     @abstractmethod
     def list(self, folder: str) -> Iterator[str]:
@@ -52,11 +61,15 @@ class TableStorage(ABC):
 
     @abstractmethod
     def make_folder(self, folder: str) -> None:
-        """Create a folder of the table unless it exists; `create` and `replace` require that their folder exists."""
+        """Create a folder of the table durably unless it exists; `create` and `replace` require that it exists."""
 
     def exists(self, path: str) -> bool:
         """Return whether a file exists."""
         return bool(self.file_system.get_file_info(path).type == pafs.FileType.File)
+
+    def is_gone(self, path: str) -> bool:  # noqa: ARG002 - a disk looks at the path
+        """Return whether a file no longer exists. An object store is not asked, because that takes milliseconds."""
+        return False
 
     def open(self, path: str) -> Any:
         """Open a file for pyarrow."""
@@ -99,16 +112,25 @@ class LocalStorage(TableStorage):
             with suppress(OSError):
                 draft.unlink(missing_ok=True)
 
+    def create_durably(self, path: str, content: bytes | pa.Buffer) -> None:
+        """See TableStorage.create_durably."""
+        atomic_file.create(self._root / path, bytes(content))
+
+    def identity(self, path: str) -> tuple[float, ...] | None:
+        """See TableStorage.identity."""
+        try:
+            found = (self._root / path).stat()
+        except FileNotFoundError:
+            return None
+        return found.st_ino, found.st_size, found.st_mtime_ns
+
     def replace(self, path: str, content: bytes | pa.Buffer) -> None:
         """See TableStorage.replace."""
-        file = self._root / path
-        draft = file.with_name(f".{file.name}.{uuid.uuid4().hex}.tmp")
-        try:
-            draft.write_bytes(content)
-            draft.replace(file)
-        finally:
-            with suppress(OSError):
-                draft.unlink(missing_ok=True)
+        atomic_file.replace(self._root / path, bytes(content))
+
+    def is_gone(self, path: str) -> bool:
+        """See TableStorage.is_gone."""
+        return not (self._root / path).exists()
 
     def list(self, folder: str) -> Iterator[str]:
         """See TableStorage.list."""
@@ -119,7 +141,7 @@ class LocalStorage(TableStorage):
 
     def make_folder(self, folder: str) -> None:
         """See TableStorage.make_folder."""
-        (self._root / folder).mkdir(parents=True, exist_ok=True)
+        atomic_file.make_directory(self._root / folder)
 
 
 class BucketStorage(TableStorage):
@@ -152,6 +174,18 @@ class BucketStorage(TableStorage):
         except FileExistsError:
             if self.read(path) != content:
                 raise
+
+    def create_durably(self, path: str, content: bytes | pa.Buffer) -> None:
+        """See TableStorage.create_durably."""
+        self.create(path, content)
+
+    def identity(self, path: str) -> tuple[float, ...] | None:
+        """See TableStorage.identity."""
+        try:
+            found = (self._root / path).stat()
+        except FileNotFoundError:
+            return None
+        return found.st_size, found.st_mtime_ns
 
     def replace(self, path: str, content: bytes | pa.Buffer) -> None:
         """See TableStorage.replace."""

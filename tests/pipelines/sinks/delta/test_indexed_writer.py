@@ -375,8 +375,8 @@ def test_a_file_whose_rows_are_all_deleted_leaves_the_table(two: VectorTable) ->
     text = Path(two.uri, commit_path(3)).read_text(encoding="utf-8")
     actions = [json.loads(line) for line in text.splitlines()]
 
-    assert [next(iter(action)) for action in actions] == ["commitInfo", "txn", "remove", "add"]
-    assert actions[2]["remove"]["path"] == path != actions[3]["add"]["path"]
+    assert [next(iter(action)) for action in actions] == ["commitInfo", "remove", "add", "txn"]
+    assert actions[1]["remove"]["path"] == path != actions[2]["add"]["path"]
     assert (items_in(two), len(two.files().by_path)) == ([(2, "B")], 1)
 
 

@@ -436,7 +436,7 @@ def _busy(tmp_path: Path) -> VectorTable:
 def test_a_checkpoint_has_no_removes_of_young_files(busy: VectorTable) -> None:
     rows = busy.rows()
     assert checkpointed(busy) == []
-    for removed in Path(busy.uri, "_delta_log").glob("*.json"):
+    for removed in sorted(Path(busy.uri, "_delta_log").glob("*.json"))[:-1]:
         removed.unlink()  # from now on the checkpoint is read
     assert busy.rows() == rows
     found = busy.files()
