@@ -179,7 +179,8 @@ class SinkLoop:
 
     def _apply(self, batch: FoldedBatch, boundary: Boundary) -> None:
         concerned = sorted({*batch.relations, *self.quarantine.requested_relations})
-        affected = [r for r in concerned if not self._is_failed(r) and not self._is_left_out(r, batch)]
+        waiting = {r for r in concerned if self._is_failed(r) or self._is_behind(r)}
+        affected = [r for r in concerned if r not in waiting and not self._is_left_out(r, batch)]
         self.needs_reopen = self.needs_reopen or any(self._can_resume(r, batch.controls[r]) for r in batch.controls)
         records = self._threads.map(
             lambda r: self._ended_if_dropped(self._apply_table(r, batch, boundary.position), boundary.position),
@@ -250,7 +251,7 @@ class SinkLoop:
         untouched = {
             relation: at_cut(record, boundary.position)
             for relation, record in self._published.tables.items()
-            if relation not in changed and record.state != TargetState.FAILED
+            if relation not in changed and record.state != TargetState.FAILED and not self._is_behind(relation)
         }
         tables = {**self._published.tables, **untouched, **changed}
         committed_at = boundary.committed_at or self._published.committed_at
@@ -294,6 +295,11 @@ class SinkLoop:
             return False
         now = {**self._schemas, **{r: events.schema for r, events in batch.controls.items() if events.schema}}
         return is_left_out(schema, now.values()) or not batch.rows_of(relation).num_rows
+
+    def _is_behind(self, relation: int) -> bool:
+        """Return True for a table that still has to be caught up: batches must neither merge into it nor move it on."""
+        record = self._published.tables.get(relation)
+        return record is not None and record.position < self.position
 
     def _is_failed(self, relation: int) -> bool:
         record = self._published.tables.get(relation)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -97,6 +98,16 @@ class ShopPipeline:
 
         Tables that lag are caught up first.
         """
+        log = LogReader(self.definition.log.path)
+        with self.opened(sink) as loop:
+            loop.catch_up_all(None)
+            ends = sorted({file.last for file in log.files(Position(0), Position(upto))})
+            for end in [*ends[:1], *ends[1:][-1:]]:
+                loop(None, end)
+
+    @contextmanager
+    def opened(self, sink: str) -> Iterator[SinkLoop]:
+        """Open the loop of a sink."""
         wanted = next(s for s in self.definition.sinks if s.name == sink)
         log = LogReader(self.definition.log.path)
         with Catalog.open(self.definition.catalog.url) as catalog:
@@ -108,10 +119,7 @@ class ShopPipeline:
                 SinkFigures("shop", sink, FIGURES),
             )
             loop.open()
-            loop.catch_up_all(None)
-            ends = sorted({file.last for file in log.files(Position(0), Position(upto))})
-            for end in [*ends[:1], *ends[1:][-1:]]:
-                loop(None, end)
+            yield loop
             loop.drain()
             target.close()
 

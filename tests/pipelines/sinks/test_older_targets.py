@@ -15,6 +15,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from cdc.errors import SinkUnavailable
+from cdc.position import Position
 from cdc.stores.published_record import Published, TargetState
 from cdc.table import Column
 from pipelines.sinks.delta.settings import Writer
@@ -157,6 +158,24 @@ def test_a_directory_replaced_by_one_with_as_many_commits_is_noticed_too(tmp_pat
 
     with pytest.raises(SinkUnavailable, match="another one"):
         sink.apply(batch([put(5, "e", 50)], 40, 60))
+
+
+def test_a_driver_that_dies_between_two_older_targets_leaves_the_second_one_behind(tmp_path: Path) -> None:
+    shop, undamaged = make_shop(tmp_path / "shop"), make_shop(tmp_path / "undamaged")
+    shop.drive("lake", 1_000)
+    shutil.copytree(shop.folder / "lake" / "shop", tmp_path / "copy")
+    shop.drive("lake", 1_300)
+    older_copy(shop.folder / "lake" / "shop", tmp_path / "copy")
+    with shop.opened("lake") as loop:
+        first, second = loop.lagging_tables
+        loop.catch_up(first, None)
+        loop(None, Position(END))  # a batch of the others does not merge into the second one
+    behind = next(table for table in shop.lake_of().tables() if table.relation == second.relation)
+    assert (behind.position, behind.state) == (1_000, TargetState.CATCHING_UP)
+    shop.drive("lake")
+    undamaged.drive("lake")
+
+    assert shop.lake() == undamaged.lake()
 
 
 def test_a_whole_lake_put_back_is_right(tmp_path: Path) -> None:
