@@ -9,7 +9,7 @@ A store of objects needs no sync, because it shows only durable objects.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
@@ -89,19 +89,24 @@ def files_of_commits(table: Path, after: int, upto: int) -> set[Path]:
         except FileNotFoundError:
             continue
         files.add(commit)
-        files.update(table / path for path in added_paths(actions))
+        files.update(table / path for path, _ in added_files(actions))
     folders = {folder for file in files for folder in file.parents if folder.is_relative_to(table)}
     return files | folders
 
 
-def added_paths(actions: list[Action]) -> Iterator[str]:
-    """Yield the paths of the data files and deletion vectors that a commit adds, relative to the table's directory."""
+def added_files(actions: Sequence[Action]) -> Iterator[tuple[str, int]]:
+    """Yield the path and the least size of each data file and deletion vector that a commit adds.
+
+    Paths are relative to the table's directory. A data file that only gets another deletion vector is not new.
+    """
+    present = {action["remove"]["path"] for action in actions if "remove" in action}
     for action in actions:
         add = action.get("add")
-        if add is None or "://" in add["path"]:
+        if add is None:
             continue
-        yield unquote(add["path"])
+        if add["path"] not in present and "://" not in add["path"]:
+            yield unquote(add["path"]), int(add["size"])
         vector = add.get("deletionVector")
         path = None if vector is None else path_of(vector)
-        if path is not None:
-            yield path
+        if vector is not None and path is not None:
+            yield path, int(vector.get("offset") or 0) + int(vector["sizeInBytes"])

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -26,8 +26,7 @@ from cdc.errors import TargetUnusable
 from cdc.log.delta_actions import Action, decode_commit
 from cdc.log.delta_checkpoint import HINT
 from cdc.log.disk_format import commit_file
-from pipelines.sinks.delta.commit_sync import LOG, added_paths, remove_commits
-from pipelines.sinks.delta.indexed.deletion_vectors import path_of
+from pipelines.sinks.delta.commit_sync import LOG, added_files, remove_commits
 
 TXN_NAMED: Final = "cdc.txn"
 """Field of the commit info with the application id of the commit's `txn`."""
@@ -118,7 +117,7 @@ def _is_whole(table: Path, version: int, newest: int) -> bool:
         return False
     if not actions or not _has_every_line(actions):
         return False
-    absent = [path for path, size in _added_sizes(actions) if _size(table / path) < size]
+    absent = [path for path, size in added_files(actions) if _size(table / path) < size]
     return not absent or _are_removed(table, absent, range(version + 1, newest + 1))
 
 
@@ -138,27 +137,14 @@ def _greatest(metrics: Mapping[str, Any], names: Iterable[str]) -> int:
     return max((int(metrics[name]) for name in names if str(metrics.get(name, "")).isdigit()), default=0)
 
 
-def _added_sizes(actions: Iterable[Action]) -> Iterator[tuple[str, int]]:
-    """Yield the path and the least size of each file that a commit adds."""
-    for action in actions:
-        add = action.get("add")
-        if add is None:
-            continue
-        vector = add.get("deletionVector")
-        for path in added_paths([action]):
-            is_vector = vector is not None and path == path_of(vector)
-            yield path, int(vector.get("offset") or 0) + int(vector["sizeInBytes"]) if is_vector else int(add["size"])
-
-
 def _are_removed(table: Path, paths: Collection[str], versions: Iterable[int]) -> bool:
     """Return whether later commits no longer have these files, so that maintenance may have deleted them."""
     remaining = {*paths}
     for version in versions:
         with suppress(OSError, ValueError):
             for action in decode_commit(commit_file(table, version).read_bytes()):
-                remove = action.get("remove")
-                if remove is not None:
-                    remaining -= {*added_paths([{"add": remove}])}
+                if "remove" in action:
+                    remaining -= {path for path, _ in added_files([{"add": action["remove"] | {"size": 0}}])}
     return not remaining
 
 

@@ -128,7 +128,7 @@ def _skip_to(uri: str, version: int | None) -> None:
         LiveFiles.read(storage, with_vectors=False).skip_to(version, [info])
     except LogNotReadable as exc:
         raise TargetUnusable(
-            f"target {uri!r} is older than its published version {version - 1}, and cannot be brought beyond it: {exc}",
+            f"target {uri!r} is older than its published version {version - 1}, and cannot skip to a later one: {exc}",
             remedy=MOVE_AND_REBUILD,
         ) from exc
 
