@@ -22,7 +22,7 @@ from cdc.postgres.column_identity import schema_from_ddl, with_state
 from cdc.postgres.connection import ANSWER_TIMEOUT, connect
 from cdc.postgres.ddl_messages import parse_ddl_message, with_types
 from cdc.postgres.tables import CatalogView, read_catalog_view, resolve_relation
-from cdc.postgres.unreplicated_changes import CatalogState, find_divergence, read_catalog_states
+from cdc.postgres.unreplicated_changes import CatalogState, check_attached, find_divergence, read_catalog_states
 from cdc.postgres.visibility import await_definition
 from cdc.table import ADDED, PARTITION_OF, TableSchema, TableState, matches, topic
 
@@ -110,7 +110,7 @@ class SchemaTracker:
                 return None
             schema = resolve_relation(conn, message, known, self._epoch, seen)
             current = seen.states.get(message.oid)
-            return schema if current is None else _compared(schema, current)
+            return schema if current is None else _compared(schema, check_attached(conn, schema, current))
 
         schema = self._query(answer)
         if schema is None:
@@ -210,11 +210,12 @@ class SchemaTracker:
                     yield from self._changed(_after_catalog_check(before, sights.get(oid)), before)
         elif self._check is None and time.monotonic() >= self._due:
             self._checked = {o: s for o, s in self._known.items() if s.state is not TableState.DROPPED}
-            self._check = self._checker.submit(self._read_catalog, list(self._checked))
+            self._check = self._checker.submit(self._read_catalog, self._checked)
 
-    def _read_catalog(self, oids: list[int]) -> dict[int, CatalogState]:
+    def _read_catalog(self, known: Mapping[int, TableSchema]) -> dict[int, CatalogState]:
         with connect(self._dsn, application_name="cdc drift", timeout=ANSWER_TIMEOUT) as conn:
-            return read_catalog_states(conn, oids, self._publication)
+            states = read_catalog_states(conn, list(known), self._publication)
+            return {oid: check_attached(conn, known[oid], state) for oid, state in states.items()}
 
     def _changed(self, schema: TableSchema, before: TableSchema) -> Iterator[TableSchema]:
         if schema == before:

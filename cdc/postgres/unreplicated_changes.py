@@ -10,27 +10,32 @@ values. A leaf partition with an empty new file was truncated alone; the stream 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import psycopg
+from psycopg import sql
 
 from cdc.postgres.sqlstate import map_errors
 from cdc.postgres.system_catalog import WITNESS
 from cdc.table import CatalogFingerprint, TableSchema
 
-# A leaf was attached with its rows if it, or a partitioned table between it and the root, was attached.
 # CREATE TABLE … PARTITION OF writes all system catalog rows of the new table in one command.
 # ATTACH updates the columns of an existing table in a later transaction or command, except its system columns.
-_LEAVES: Final = """
+_ATTACHMENTS: Final = """
+    pg_partition_ancestors({leaf}) WITH ORDINALITY up (relid, step)
+    JOIN pg_inherits i ON i.inhrelid = up.relid
+    JOIN pg_attribute born ON born.attrelid = i.inhrelid AND born.attnum = -1
+    LEFT JOIN LATERAL (SELECT a.xmin, a.cmin FROM pg_attribute a WHERE a.attrelid = i.inhrelid AND a.attnum > 0
+                       ORDER BY a.attnum LIMIT 1) f ON true
+    WHERE NOT (i.xmin = born.xmin AND (f.xmin <> i.xmin OR f.cmin = born.cmin))
+"""
+"""The links from a leaf up to its root that ATTACH made."""
+# A leaf may have been attached with rows if it, or a partitioned table between it and the root, was attached.
+_LEAVES: Final = f"""
     SELECT json_agg(json_build_array(l.oid, l.relfilenode::bigint, l.relpersistence, l.reltuples = -1, l.xmin::text,
         pg_relation_size(l.oid) > 0 AND EXISTS (
-            SELECT FROM pg_partition_ancestors(l.oid) WITH ORDINALITY up (relid, step)
-            JOIN pg_inherits i ON i.inhrelid = up.relid
-            JOIN pg_attribute born ON born.attrelid = i.inhrelid AND born.attnum = -1
-            LEFT JOIN LATERAL (SELECT a.xmin, a.cmin FROM pg_attribute a WHERE a.attrelid = i.inhrelid AND a.attnum > 0
-                               ORDER BY a.attnum LIMIT 1) f ON true
-            WHERE up.step <= p.level AND NOT (i.xmin = born.xmin AND (f.xmin <> i.xmin OR f.cmin = born.cmin))),
+            SELECT FROM {_ATTACHMENTS.format(leaf="l.oid")} AND up.step <= p.level),
         (SELECT string_agg(i.xmin::text, ' ' ORDER BY up.step)
          FROM pg_partition_ancestors(l.oid) WITH ORDINALITY up (relid, step)
          JOIN pg_inherits i ON i.inhrelid = up.relid WHERE up.step <= p.level))
@@ -38,6 +43,35 @@ _LEAVES: Final = """
     FROM pg_partition_tree(c.oid) p JOIN pg_class l ON l.oid = p.relid
     WHERE p.isleaf AND p.relid <> c.oid
 """
+_READABLE: Final = """
+    SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE c.oid = %s AND has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')
+    AND NOT row_security_active(c.oid)
+"""
+# The stream does not have rows that were inserted before the ATTACH. ATTACH waits for all other transactions that have
+# written to the table. So its transaction id, and its command id in its transaction, separate older rows from newer:
+#  1. A row of the same transaction id is older if its command id is lower.
+#  2. A row with a lower transaction id counts as older.
+#  3. A row with a higher one is newer if ATTACH was the first command that wrote in its transaction. Otherwise the row
+#     may be of a subtransaction, or of a transaction that ended while that of the ATTACH was open. But if that one also
+#     created the table, no other can have written older rows, and their command ids are between both commands.
+# A deletion overwrites the command id, so the command id of a row with xmax proves nothing.
+_OLDER_ROW: Final = f"""
+    WITH attachments AS MATERIALIZED (
+        SELECT i.xmin AS xid, age(i.xmin) AS age, i.cmin::text::bigint AS command,
+               born.xmin AS created_by, born.cmin::text::bigint AS created
+        FROM {_ATTACHMENTS.format(leaf="{oid}")})
+    SELECT EXISTS (
+        SELECT FROM ONLY {{table}} r JOIN attachments a ON CASE
+            WHEN r.xmin = a.xid THEN r.xmax::text <> '0' OR r.cmin::text::bigint < a.command
+            WHEN age(r.xmin) > a.age THEN true
+            WHEN a.command = 0 THEN false
+            WHEN a.created_by = a.xid
+            THEN r.xmax::text <> '0' OR r.cmin::text::bigint BETWEEN a.created + 1 AND a.command - 1
+            ELSE true END)
+"""
+_SEARCH_WITHIN: Final = "5s"
+"""Time limit for the search for an older row, which reads the whole partition if there is none."""
 # a new generated column has values for old rows, which count if the publication sends it (from version 18 on)
 _COLUMNS: Final = r"""
     SELECT json_agg(json_build_array(a.attnum, a.xmin::text, a.atthasmissing,
@@ -114,7 +148,10 @@ class CatalogState:
     emptied: Mapping[int, str]
     """OID → xmin of its `pg_class` row, for each leaf partition with `reltuples` = -1, as after TRUNCATE."""
     attached: frozenset[int]
-    """OIDs of the leaf partitions that contain rows and were separate tables before they were attached."""
+    """OIDs of the leaf partitions that contain rows and were separate tables before they were attached.
+
+    `check_attached` removes the partitions that were empty then.
+    """
     stored: frozenset[int]
     """Attribute numbers of columns that are not generated."""
     unlogged: bool
@@ -164,6 +201,38 @@ def _state(row: Sequence[Any], publication: str) -> CatalogState:
         sent_as=sent_as,
         witness=witness,
     )
+
+
+def check_attached(conn: psycopg.Connection, known: TableSchema, now: CatalogState) -> CatalogState:
+    """Return the state without those new attached leaf partitions that were empty when they were attached.
+
+    A partition whose rows the role cannot read, or whose rows prove nothing, stays in the state.
+    """
+    before = known.standing
+    if before is None:
+        return now
+    new = {leaf for leaf, _ in now.fingerprint.leaves} - {leaf for leaf, _ in before.leaves}
+    filled_later = {leaf for leaf in sorted(new & now.attached) if not _may_have_had_rows(conn, leaf)}
+    return replace(now, attached=now.attached - filled_later)
+
+
+def _may_have_had_rows(conn: psycopg.Connection, leaf: int) -> bool:
+    """Return False if every row of the leaf partition was inserted after its attachment, so that the stream has it."""
+    with map_errors():
+        try:
+            name = conn.execute(_READABLE, [leaf]).fetchone()
+            if name is None:
+                return True
+            query = sql.SQL(_OLDER_ROW).format(oid=sql.Literal(leaf), table=sql.Identifier(*name))
+            with conn.transaction():
+                conn.execute(sql.SQL("SET LOCAL statement_timeout = {}").format(sql.Literal(_SEARCH_WITHIN)))
+                row = conn.execute(query).fetchone()
+        except psycopg.Error:
+            if conn.closed:
+                raise
+            # the time limit; or the partition was dropped meanwhile, or its access method has no transaction ids
+            return True
+    return row is None or bool(row[0])
 
 
 def find_divergence(known: TableSchema, now: CatalogState) -> str | None:

@@ -29,8 +29,8 @@ TABLES: tuple[LiteralString, ...] = (
     "CREATE TABLE tree5 PARTITION OF tree FOR VALUES IN (5)",
     "INSERT INTO t SELECT i, 1 + i % 3, 'old' FROM generate_series(1, 9) i",
     "INSERT INTO u VALUES (70, 7, 'old')",
-    "INSERT INTO alone VALUES (40, 4, 'old'), (41, 4, 'old')",
-    "INSERT INTO tree VALUES (50, 5, 'old'), (51, 5, 'old')",
+    "INSERT INTO alone VALUES (40, 4, 'old'), (41, 4, 'old'), (45, 4, 'old')",
+    "INSERT INTO tree VALUES (50, 5, 'old'), (51, 5, 'old'), (52, 5, 'old')",
 )
 
 
@@ -103,15 +103,24 @@ MOVES = {
         (
             "ALTER TABLE t DETACH PARTITION t1",
             "ALTER TABLE u ATTACH PARTITION t1 FOR VALUES IN (1)",
-            "UPDATE u SET v = 'set' WHERE r = 1",
+            "UPDATE u SET v = 'set' WHERE r = 1 AND id <> 9",
         ),
         marked=frozenset({"t", "u"}),
+    ),
+    "a leaf moves to another root, and all its rows are written there": Move(
+        (
+            "ALTER TABLE t DETACH PARTITION t1",
+            "ALTER TABLE u ATTACH PARTITION t1 FOR VALUES IN (1)",
+            "UPDATE u SET v = 'set' WHERE r = 1 AND id <> 9",
+            "DELETE FROM u WHERE id = 9",
+        ),
+        marked=frozenset({"t"}),
     ),
     "a leaf moves down the tree": Move(
         (
             "ALTER TABLE t2 DETACH PARTITION t2a",
             "ALTER TABLE tree ATTACH PARTITION t2a FOR VALUES IN (2)",
-            "DELETE FROM tree WHERE r = 2",
+            "DELETE FROM tree WHERE r = 2 AND id > 1",
         ),
         marked=frozenset({"t", "tree"}),
     ),
