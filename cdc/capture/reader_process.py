@@ -52,6 +52,8 @@ GRACE: Final = 8.0
 
 If the drain takes longer, a server or disk does not answer. Exiting then is as safe as `kill -9`, because the log
 contains only whole commits."""
+COPIES_END_WITHIN: Final = 2.0
+"""Maximum seconds from the end of the stream until the process exits, for the threads that copy tables."""
 JITTER: Final = 0.25
 """Maximum random extension of a pause, as a share of the pause, so that readers do not all reconnect at once."""
 UNDECODABLE_ATTEMPTS: Final = 4
@@ -119,6 +121,7 @@ def main(definition: Definition, reload: Callable[[], Definition] | None = None)
     except BaseException as exc:  # noqa: BLE001 - raised below, after it is recorded
         failure = exc
     stop.set()
+    backfills.end(COPIES_END_WITHIN)
     if backfills.has_copied_all:
         reporter.report_copied()
     ending = exit_error(reporter.verdict, failure)

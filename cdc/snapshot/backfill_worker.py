@@ -12,7 +12,7 @@ from glob import escape
 from itertools import chain
 from operator import attrgetter
 from threading import Thread
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
@@ -23,7 +23,7 @@ from cdc.config import Definition
 from cdc.config.source import Snapshot, SnapshotMode
 from cdc.errors import CatalogUnavailable, CdcError, PreflightFailed, Reaction
 from cdc.position import Position
-from cdc.postgres.connection import check_same_server, connect, server_start
+from cdc.postgres.connection import cancel_statement, check_same_server, connect, server_start
 from cdc.postgres.sql_ascii import copy_text_repair
 from cdc.snapshot.backfill import Backfill, BackfillControl, BackfillDirective
 from cdc.snapshot.backfill_documents import BACKFILL, BackfillAction, BackfillRequest, BackfillState, check_request
@@ -46,6 +46,8 @@ POLL: Final = 1.0
 
 RETRY_REFUSED_EVERY: Final = 30.0
 """Seconds between two checks whether a right that a copy missed was granted."""
+CANCEL_EVERY: Final = 0.1
+"""Seconds between two attempts to cancel the queries of a backfill while the reader ends."""
 CHUNK_MEMORY: Final = 16 * 1024 * 1024
 """Approximate maximum size in bytes of the Arrow rows of all chunks in memory."""
 CHUNKS_AS_ROWS: Final = 2
@@ -70,6 +72,8 @@ class BackfillWorker(Thread):
         self._definition, self._link, self._signals, self._metrics = definition, link, signals, process_metrics
         self._windows, self._stop_event = link.windows, link.stop
         self._paused: dict[int, bool] = {}
+        self._conns: tuple[Any, ...] = ()
+        """The connections that the running backfill reads with."""
         self.retry_refused_every = RETRY_REFUSED_EVERY
         self._refused_due = 0.0
         """Time on the monotonic clock of the next check of missing rights."""
@@ -93,6 +97,18 @@ class BackfillWorker(Thread):
                     fix=exc.fix,
                 )
         self._sync_worker.join()
+
+    def end(self, within: float) -> None:
+        """Wait at most `within` seconds until the thread has ended, and cancel its queries; the stop event is set.
+
+        A thread that begins to copy while the interpreter ends prints a traceback, because it cannot start threads.
+        """
+        deadline = time.monotonic() + within
+        self.join(CANCEL_EVERY)
+        while self.is_alive() and time.monotonic() < deadline:
+            for conn in self._conns:
+                cancel_statement(conn)
+            self.join(CANCEL_EVERY)
 
     def _serve(self, catalog: Catalog) -> None:
         while not self._stop_event.wait(POLL):
@@ -235,6 +251,8 @@ class BackfillWorker(Thread):
                 opened.enter_context(connect(dsn, application_name="cdc backfill"))
                 for _ in range(definition.snapshot.parallel)
             ]
+            self._conns = tuple(conns)
+            opened.callback(setattr, self, "_conns", ())
             primary = opened.enter_context(connect(source.current_primary(), application_name="cdc watermarks"))
             if source.primary is None:
                 # the rows of one server and the watermark of another would not belong together

@@ -11,6 +11,7 @@ import pytest
 
 from cdc.catalog import Catalog
 from cdc.log_row import Operation
+from cdc.postgres.connection import connect
 from cdc.snapshot.backfill_documents import BACKFILL, BackfillAction, BackfillRequest
 from cdc.snapshot.reader_commands import CHECK_TABLES
 from cdc.table import TableState
@@ -196,3 +197,18 @@ def test_a_copy_without_a_right_says_which_one_and_continues_by_itself_once_it_i
         assert is_exact(held)
     finally:
         run_sql(held.dsn, f"REASSIGN OWNED BY {role} TO CURRENT_USER", f"DROP OWNED BY {role}", f"DROP ROLE {role}")
+
+
+def test_a_reader_that_ends_ends_a_backfill_that_waits_for_the_source(held: Captured) -> None:
+    waiting: LiteralString = (
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'cdc backfill' AND wait_event_type = 'Lock'"
+    )
+    with Running(held) as running:
+        running.caught_up()
+        with connect(held.dsn) as conn, conn.transaction():
+            conn.execute("LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
+            running.ask(BackfillRequest(("public.t",), resync=True))
+            running.until(lambda: rows_of(held.dsn, waiting) != [(0,)], "the backfill to wait for a lock")
+            running.stop.set()
+            running.jobs.end(PATIENCE)
+            assert not running.jobs.is_alive()
