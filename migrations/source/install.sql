@@ -48,12 +48,12 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 $$;
 
 -- After a command, write a message for every table that it created or altered, directly or through an index, a type
--- or its schema.
+-- or its schema, and for the tables that inherit from it: a command that recurses to them does not list them.
 CREATE OR REPLACE FUNCTION cdc_source.emit_end() RETURNS event_trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM pg_logical_emit_message(true, 'cdc.ddl', d.description::text)
-    FROM (
+    FROM (WITH RECURSIVE altered AS (
         SELECT found.oid, max(found.command_tag) AS tag
         FROM (
             SELECT coalesce(i.indrelid, c.objid) AS oid, c.command_tag FROM pg_event_trigger_ddl_commands() c
@@ -73,7 +73,14 @@ BEGIN
             WHERE c.classid = 'pg_namespace'::regclass AND c.command_tag = 'ALTER SCHEMA'
         ) found
         GROUP BY found.oid
-    ) altered, LATERAL (SELECT cdc_source.described(altered.oid, altered.tag)) d (description)
+    ), affected AS (
+        SELECT altered.oid, altered.tag FROM altered
+        UNION
+        SELECT h.inhrelid, p.tag FROM affected p JOIN pg_inherits h ON h.inhparent = p.oid
+        JOIN pg_class c ON c.oid = h.inhparent AND c.relkind = 'r'
+    )
+    SELECT affected.oid, max(affected.tag) AS tag FROM affected GROUP BY affected.oid
+    ) changed, LATERAL (SELECT cdc_source.described(changed.oid, changed.tag)) d (description)
     WHERE d.description IS NOT NULL;
 END
 $$;

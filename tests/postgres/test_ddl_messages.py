@@ -58,6 +58,25 @@ def test_ddl_messages_identify_a_column_that_was_dropped_and_added_again(either_
     ]
 
 
+def test_columns_of_a_table_are_known_in_the_tables_that_inherit_from_it_before_they_change(
+    either_database: str,
+) -> None:
+    run_sql(
+        either_database,
+        TABLE,
+        "CREATE TABLE child (PRIMARY KEY (id)) INHERITS (t)",
+        "CREATE TABLE grandchild (PRIMARY KEY (id)) INHERITS (child)",
+    )
+    with decoding_session(either_database) as session:
+        install(either_database)
+        session.run("ALTER TABLE t RENAME COLUMN a TO article", "ALTER TABLE t ADD COLUMN c int DEFAULT 7")
+        session.catch_up()
+
+    latest = {version.name: [c.name for c in version.columns] for version in session.versions}
+    assert latest == {name: ["id", "article", "b", "c"] for name in ("t", "child", "grandchild")}
+    assert {version.state for version in session.versions} == {TableState.LIVE}
+
+
 REWRITES: dict[str, LiteralString] = {
     "type": "ALTER TABLE t ALTER b TYPE int USING b * 2",
     "values for existing rows": "ALTER TABLE t ADD COLUMN c float8 DEFAULT random()",
@@ -173,7 +192,6 @@ def test_a_trigger_that_was_off_for_a_while_is_no_witness(database: str) -> None
         install(database)
         session.run(
             "ALTER EVENT TRIGGER cdc_ddl_end DISABLE",
-            "ALTER TABLE t DROP COLUMN b",
             "ALTER TABLE t ADD COLUMN b int",
             "ALTER EVENT TRIGGER cdc_ddl_end ENABLE ALWAYS",
             "INSERT INTO t VALUES (1, 'a', 3)",
