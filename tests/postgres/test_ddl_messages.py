@@ -192,6 +192,7 @@ def test_a_trigger_that_was_off_for_a_while_is_no_witness(database: str) -> None
         install(database)
         session.run(
             "ALTER EVENT TRIGGER cdc_ddl_end DISABLE",
+            "ALTER TABLE t DROP COLUMN b",
             "ALTER TABLE t ADD COLUMN b int",
             "ALTER EVENT TRIGGER cdc_ddl_end ENABLE ALWAYS",
             "INSERT INTO t VALUES (1, 'a', 3)",
