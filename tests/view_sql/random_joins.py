@@ -87,9 +87,9 @@ def random_join_case(random: Random, *, has_outer: bool = True) -> JoinCase:
     return JoinCase(sql, key, before, after)
 
 
-def random_join_view(random: Random, *, has_outer: bool = True) -> tuple[str, tuple[str, ...]]:
-    """The SQL and the key of a view. has_outer: whether there may be RIGHT and FULL JOIN."""
-    return _Joins(random, has_outer).view()
+def random_join_view(random: Random, *, has_outer: bool = True, tables: int = 4) -> tuple[str, tuple[str, ...]]:
+    """The SQL and the key of a view. has_outer: whether there may be RIGHT and FULL JOIN. tables: how many at most."""
+    return _Joins(random, has_outer, tables).view()
 
 
 def random_value(random: Random, column: str) -> Any:
@@ -135,6 +135,7 @@ def _change(random: Random, tables: dict[str, list[Row]]) -> None:
 class _Joins:
     random: Random
     has_outer: bool
+    tables: int
     text: str = ""
     """The FROM clause so far."""
     columns: list[_Column] = field(default_factory=list)
@@ -150,7 +151,7 @@ class _Joins:
         topic = self.random.choice(list(COLUMNS))
         self.text, self.columns = f"{topic} t0", _columns(topic, "t0")
         self.chain = list(self.columns)
-        for number in range(1, self.random.choice((2, 3, 3, 4))):
+        for number in range(1, min(self.tables, self.random.choice((2, 3, 3, 4)))):
             self._join(self.random.choice(list(COLUMNS)), f"t{number}")
         for _ in range(self.random.choice((0, 0, 0, 1))):
             self.conditions.append(self._conjunct(self.columns))

@@ -12,10 +12,10 @@ import duckdb
 from cdc.table import Column, TableSchema
 from tests.pipelines.views.view_pipeline import ViewPipeline
 
-_DIALECT: Final = {"LEFT SEMI JOIN": "SEMI JOIN", "LEFT ANTI JOIN": "ANTI JOIN"}
+_DIALECT: Final = {"LEFT SEMI JOIN": "SEMI JOIN", "LEFT ANTI JOIN": "ANTI JOIN", "<=>": "IS NOT DISTINCT FROM"}
 """What the SQL has in Spark → in DuckDB."""
 _AVERAGE: Final = re.compile(r"\bavg\(([^()]*)\)")
-_TYPES: Final = {"text": "VARCHAR"}
+_TYPES: Final = {"text": "VARCHAR", "double precision": "DOUBLE"}
 
 
 def rows_by_duckdb(pipeline: ViewPipeline, sql: str) -> list[tuple[Any, ...]]:
@@ -61,4 +61,6 @@ def _type(column: Column) -> str:
 def _value(kind: str, text: str | None) -> Any:
     if text is None:
         return None
+    if kind == "double precision":
+        return str(float(text))
     return int(text) if kind in {"smallint", "integer", "bigint"} else Decimal(text) if kind == "numeric" else text

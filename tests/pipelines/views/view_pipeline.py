@@ -37,7 +37,15 @@ SOURCE: Final = CommitSource(1, "7000", 1)
 Values = tuple[str | None, ...]
 """The texts of a row, in the order of the columns."""
 Key = tuple[str, ...]
-_TYPES: Final = {"smallint": 21, "integer": 23, "bigint": 20, "text": 25, "numeric": 1700, "date": 1082}
+_TYPES: Final = {
+    "smallint": 21,
+    "integer": 23,
+    "bigint": 20,
+    "text": 25,
+    "numeric": 1700,
+    "date": 1082,
+    "double precision": 701,
+}
 
 
 class Change(NamedTuple):
@@ -58,7 +66,7 @@ def table_of(relation: int, topic: str, *columns: str, key: int = 1) -> TableSch
     schema, name = topic.split(".")
     found = []
     for number, column in enumerate(columns, 1):
-        title, declared = column.split(" ")
+        title, _, declared = column.partition(" ")
         type_name, _, modifier = declared.rstrip(")").partition("(")
         precision, scale = map(int, modifier.split(",")) if modifier else (0, 0)
         found.append(
