@@ -42,7 +42,10 @@ def refuse_changing_results(text: SqlText) -> None:
             raise ViewNotDeterministic(f"view {text.view!r}, {place}: TABLESAMPLE is not deterministic")
         if name := changing_name(node):
             place = text.place(offset_of(node) or 0)
-            raise ViewNotDeterministic(f"view {text.view!r}, {place}: {name} is not deterministic")
+            raise ViewNotDeterministic(
+                f"view {text.view!r}, {place}: {name} is not deterministic",
+                remedy=_TEXT_OR_TIME if name.startswith(("'", '"')) else None,
+            )
         if depends_on_order(node):
             place, name = text.place(node.meta["start"]), name_of(node)
             raise ViewOrderUndeclared(
@@ -51,6 +54,7 @@ def refuse_changing_results(text: SqlText) -> None:
             )
 
 
+_TEXT_OR_TIME: Final = "compute the time from columns; if a text is meant, cast it to STRING"
 _ORDERED: Final = {
     "collect_list": "write sort_array(collect_list(…)), with the columns of the order first in a struct",
     "array_agg": "write sort_array(array_agg(…)), with the columns of the order first in a struct",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from typing import Final
 
 from sqlglot import exp
@@ -113,8 +115,66 @@ _BY_ELEMENT: Final = frozenset(
 )
 """Functions of an array that give the same elements for every order of the array, in some order."""
 _NOT_DETERMINISTIC: Final = (CHANGING | {"aes_encrypt", "curdate", "current_path", "raise_error"}) - BARE
-_SPECIAL_TIMES: Final = frozenset({"now", "today", "tomorrow", "yesterday"})
-"""Texts of a literal such as DATE 'today' that mean another value every day."""
+_SPECIAL_TIME: Final = re.compile(
+    r"\s*(now|today|tomorrow|yesterday)(\s+\S+|z|ut\S*|gmt\S*|[+-]\d\S*|[a-z]+/\S+)?\s*", re.IGNORECASE
+)
+"""A text that Spark converts to another date or time every day; a time zone may follow."""
+_READS_TIMES: Final = frozenset(
+    {
+        "add_months",
+        "convert_timezone",
+        "date",
+        "date_add",
+        "date_diff",
+        "date_format",
+        "date_part",
+        "date_sub",
+        "date_trunc",
+        "dateadd",
+        "datediff",
+        "datepart",
+        "day",
+        "dayname",
+        "dayofmonth",
+        "dayofweek",
+        "dayofyear",
+        "from_utc_timestamp",
+        "hour",
+        "last_day",
+        "minute",
+        "month",
+        "monthname",
+        "months_between",
+        "next_day",
+        "quarter",
+        "second",
+        "timestamp",
+        "timestamp_ltz",
+        "timestamp_ntz",
+        "to_date",
+        "to_timestamp",
+        "to_timestamp_ltz",
+        "to_timestamp_ntz",
+        "to_unix_timestamp",
+        "to_utc_timestamp",
+        "trunc",
+        "try_to_date",
+        "try_to_timestamp",
+        "unix_date",
+        "unix_micros",
+        "unix_millis",
+        "unix_seconds",
+        "unix_timestamp",
+        "weekday",
+        "weekofyear",
+        "window",
+        "year",
+    }
+)
+"""Functions that convert a text to a date or a time."""
+_COMPARES: Final = (exp.EQ, exp.NEQ, exp.NullSafeEQ, exp.NullSafeNEQ, exp.GT, exp.GTE, exp.LT, exp.LTE)
+_TIMES: Final = ("DATE", "TIME")
+"""How names of the types of dates and times begin."""
 
 
 def name_of(node: exp.Expr) -> str:
@@ -137,7 +197,10 @@ def has_aggregate(node: exp.Expr) -> bool:
 
 
 def changing_name(node: exp.Expr) -> str | None:
-    """Return the name of a function whose result another evaluation may change; None for any other node."""
+    """Return the name of a function whose result another evaluation may change; None for any other node.
+
+    For a text such as 'today', which Spark may convert to a time, return the text in quotes.
+    """
     name = name_of(node)
     if name == "unix_timestamp" and not node.expressions:
         return name
@@ -145,9 +208,31 @@ def changing_name(node: exp.Expr) -> str | None:
         return name
     if isinstance(node, exp.Column) and len(node.parts) == 1 and node.name.lower() in BARE:
         return node.name.lower()
-    if isinstance(node, exp.Cast) and isinstance(node.this, exp.Literal) and node.this.name.lower() in _SPECIAL_TIMES:
-        return f"{node.to.this.value.lower()} '{node.this.name}'"
-    return None
+    text = next((text for text in _converted_texts(node) if _SPECIAL_TIME.fullmatch(text)), None)
+    return None if text is None else repr(text)
+
+
+def _converted_texts(node: exp.Expr) -> Iterator[str]:
+    """Yield the literals that are operands of a node which may convert them to a date or a time."""
+    operands: list[exp.Expr | None] = []
+    if isinstance(node, exp.Cast) and node.to.this.value.startswith(_TIMES):
+        operands = [node.this]
+    elif isinstance(node, _COMPARES):
+        operands = [node.this, node.expression]
+    elif isinstance(node, exp.Between):
+        operands = [node.this, node.args["low"], node.args["high"]]
+    elif isinstance(node, exp.In):
+        operands = [node.this, *node.expressions]
+    elif isinstance(node, exp.Case) and node.this is not None:
+        operands = [node.this, *(branch.this for branch in node.args["ifs"])]
+    elif isinstance(node, exp.Extract):
+        operands = [node.expression]
+    elif name_of(node) in _READS_TIMES:
+        operands = list(node.expressions)
+    for operand in operands:
+        literal = None if operand is None else operand.unnest()
+        if isinstance(literal, exp.RawString) or (isinstance(literal, exp.Literal) and literal.is_string):
+            yield literal.name
 
 
 def depends_on_order(node: exp.Expr) -> bool:

@@ -11,15 +11,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from threading import Event
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import structlog
 
 from cdc.config.views import View
-from cdc.errors import SinkUnavailable, ViewFailed
+from cdc.errors import SinkUnavailable, ViewFailed, ViewNotDeterministic, ViewOrderUndeclared
 from cdc.table import TableSchema
 from cdc.view_sql.view_query import ViewQuery
+from pipelines.runtime.query_checks import changes_with_time, float_aggregates
 from pipelines.views.affected_rows import KEYS_AT_ONCE, AffectedRows, ChangedInputs
 from pipelines.views.changed_rows import CHANGED_ROWS, all_new, check_key, differences
 from pipelines.views.kept_rows import check_time, old_rows, view_rows
@@ -29,8 +30,14 @@ from pipelines.views.row_buffer import RowBuffer
 from pipelines.views.view_columns import result_fields, view_schema
 from pipelines.views.view_inputs import InputRemoved, ViewInputs
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
 INCREMENTAL: Final = "incremental"
 WHOLE: Final = "whole"
+_SUMS: Final = frozenset({"sum", "try_sum", "avg", "mean", "try_avg"})
+_EXACT: Final = "let the aggregate add exact numbers, as sum(CAST(x AS DECIMAL(38, 9))) does"
+_WITHOUT: Final = "leave the aggregate out, and let readers compute it from counts and from sums of DECIMAL values"
 
 log = structlog.get_logger("views")
 
@@ -161,6 +168,7 @@ class ViewComputation:
         task, self.work.mode = self.task, WHOLE
         sql, floor = task.query.whole(inputs.register(task.result.inputs, "b")), task.result.floor
         result = inputs.session.sql(sql)
+        _refuse_changing_results(task.view.name, result)
         self._schema = schema = self._new_version(result_fields(task.view.name, result.schema))
         if schema != task.known and have_rows(task.result.inputs.values(), task.limits.large):
             with inputs.reading():
@@ -209,3 +217,18 @@ def _unique_rows(result: pa.Table, schema: TableSchema, floor: int | None) -> pa
     rows = view_rows(result, schema, floor)
     check_key(rows, schema)
     return rows
+
+
+def _refuse_changing_results(view: str, result: DataFrame) -> None:
+    """Raise ViewNotDeterministic or ViewOrderUndeclared for what only the types of the columns show."""
+    if changes_with_time(result):
+        raise ViewNotDeterministic(
+            f"view {view!r} converts a text such as 'today' to a date or a time, which is another one every day",
+            remedy="compute the time from columns, or compare with a text that has a year",
+        )
+    names = float_aggregates(result)
+    if names:
+        raise ViewOrderUndeclared(
+            f"view {view!r}: the result of {names[0]} over floating-point numbers depends on the order of the rows",
+            remedy=_EXACT if names[0] in _SUMS else _WITHOUT,
+        )

@@ -32,7 +32,7 @@ from pyspark.sql import SparkSession
 
 from cdc.config import DeltaSinkDefinition, rule_of, table_settings
 from cdc.config.views import View
-from cdc.errors import CdcError, Reaction, ViewFailed
+from cdc.errors import CdcError, Reaction, ViewError, ViewFailed
 from cdc.log.disk_format import CommitSource
 from cdc.log.reader import LogReader
 from cdc.position import Position
@@ -219,7 +219,7 @@ class ViewEngine:
         try:
             found = self._add_changes(view, step, commit)
         except (CdcError, PySparkException) as exc:
-            if isinstance(exc, CdcError) and exc.reaction is not Reaction.QUARANTINE:
+            if isinstance(exc, CdcError) and not _stops_one_view(exc):
                 raise
             error = exc if isinstance(exc, CdcError) else _error_of(view, exc)
             self._failures[view.name] = _Failure(depends_on, began + TRY_AGAIN)
@@ -368,6 +368,10 @@ def _changes_of(version: InputVersion, before: InputVersion | None, changes: Key
     if found is None or not parked:
         return found
     return distinct(pa.concat_arrays([found, pa.array(sorted(map(list, parked)), found.type)]))
+
+
+def _stops_one_view(error: CdcError) -> bool:
+    return isinstance(error, ViewError) or error.reaction is Reaction.QUARANTINE
 
 
 def _error_of(view: View, exc: PySparkException) -> CdcError:

@@ -71,7 +71,24 @@ def test_an_aggregate_without_one_depends_on_the_order(item: str) -> None:
         ("user", "user"),
         ("rand(5)", "rand"),
         ("unix_timestamp()", "unix_timestamp"),
-        ("DATE 'today'", "date 'today'"),
+        ("DATE 'today'", "'today'"),
+        ("TIMESTAMP_NTZ'Now UTC'", "'Now UTC'"),
+        ('TIMESTAMP "yesterday"', "'yesterday'"),
+        ("' tomorrow '::date", "' tomorrow '"),
+        ("TRY_CAST(r'today' AS timestamp)", "'today'"),
+        ("date('nowZ')", "'nowZ'"),
+        ("to_date('tomorrow')", "'tomorrow'"),
+        ("try_to_timestamp(('now'))", "'now'"),
+        ("date_add('today', 1)", "'today'"),
+        ("extract(DAY FROM 'now')", "'now'"),
+        ("at >= 'today'", "'today'"),
+        ("'today' <=> at", "'today'"),
+        ("NOT at BETWEEN '2020-01-01' AND 'now'", "'now'"),
+        ("at NOT IN ('2020-01-01', 'yesterday')", "'yesterday'"),
+        ("CASE at WHEN 'today' THEN 1 END", "'today'"),
+        ("current_path()", "current_path"),
+        ("shuffle(x)", "shuffle"),
+        ("input_file_name()", "input_file_name"),
         ("sum(uniform(1, 2))", "uniform"),
     ],
 )
@@ -104,3 +121,27 @@ def _any(question: object, item: str) -> object:
     assert callable(question)
     tree = SqlText.parse("shop.v", f"SELECT {item} FROM shop.t").tree
     return next((answer for node in tree.walk() if (answer := question(node))), None)
+
+
+@pytest.mark.parametrize(
+    "item",
+    ["'today'", "upper('now')", "s LIKE 'now'", "s = CAST('today' AS STRING)", "s = 'nowhere'", "at > '2020-01-01'"],
+)
+def test_a_text_that_is_no_time_is_accepted(item: str) -> None:
+    assert not _any(changing_name, item)
+
+
+def test_every_function_of_spark_that_is_not_deterministic_is_named(spark: SparkSession) -> None:
+    registry = spark._jsparkSession.sessionState().functionRegistry()  # type: ignore[attr-defined]
+    find_class = spark._jvm.java.lang.Class.forName  # type: ignore[union-attr]
+    package = "org.apache.spark.sql.catalyst.expressions"
+    changing = [find_class(f"{package}.{name}") for name in ("Nondeterministic", "ExpressionWithRandomSeed")]
+    changing.append(find_class(f"{package}.CurrentTimestampLike"))
+    names, unnamed = registry.listFunction().iterator(), []
+    while names.hasNext():
+        name = names.next()
+        info = registry.lookupFunction(name).get()
+        if info.getDb() is None and any(one.isAssignableFrom(find_class(info.getClassName())) for one in changing):
+            unnamed += [] if _any(changing_name, f"{name.funcName()}()") else [name.funcName()]
+
+    assert unnamed == []

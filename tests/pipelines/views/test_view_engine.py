@@ -339,6 +339,26 @@ def test_a_view_that_fails_stops_alone_and_comes_back(tmp_path: Path, spark: Spa
         assert shop.engine.figures["shop.v_skus"].work.affected_keys == 1
 
 
+def test_a_view_whose_result_may_differ_each_time_stops_alone(tmp_path: Path, spark: SparkSession) -> None:
+    days = {"name": "shop.v_late", "key": ["id"], "sql": "SELECT id FROM shop.orders WHERE day < lower('TODAY')"}
+    sums = {
+        "name": "shop.v_sums",
+        "key": ["sku"],
+        "sql": "SELECT sku, sum(CAST(price AS DOUBLE)) AS x FROM shop.items WHERE sku IS NOT NULL GROUP BY sku",
+    }
+    with opened(tmp_path / "shop", spark, days, sums, TOTALS) as shop:
+        filled(shop)
+        shop.compute()
+        figures = shop.engine.figures
+        assert [figures[name].state for name in ("shop.v_late", "shop.v_sums", "shop.v_totals")] == [
+            "failed",
+            "failed",
+            "live",
+        ]
+        assert figures["shop.v_late"].reason.startswith("CDC-8002 view 'shop.v_late' converts a text such as 'today'")
+        assert figures["shop.v_sums"].reason.startswith("CDC-8004 view 'shop.v_sums': the result of sum over floating")
+
+
 @pytest.mark.slow
 def test_sql_that_only_allows_it_is_computed_as_a_whole_when_due(tmp_path: Path, spark: SparkSession) -> None:
     with opened(tmp_path / "shop", spark, RANKS) as shop:
