@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from typing import Annotated, Final
 
 from pydantic import AfterValidator
@@ -52,6 +52,10 @@ CHANGING: Final = BARE | {
     "version",
 }
 """Functions of Spark that an expression must not call: they are not deterministic, or they call Java code by name."""
+_TIMES: Final = frozenset({"date", "timestamp", "timestamp_ltz", "timestamp_ntz"})
+"""Words before a text that make it a literal of a date or a time."""
+_SPECIAL_TIME: Final = re.compile(r"\W*(?:now|today|tomorrow|yesterday)", re.IGNORECASE)
+"""How such a text begins if it is another date or time every day."""
 _CLOSES: Final = {")": "(", "]": "[", "}": "{"}
 
 
@@ -95,6 +99,10 @@ def _over_one_row(text: str) -> str:
                 "computes from one row"
             )
             raise invalid(message, place=start + 1)
+    for token, following in pairwise(_tokens(text)):
+        literal = following["text"] or ""
+        if (token["word"] or "").lower() in _TIMES and _SPECIAL_TIME.match(literal):
+            raise invalid("character {place}: the date or time is another one every day", place=token.start() + 1)
     return text
 
 

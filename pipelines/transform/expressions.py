@@ -19,6 +19,7 @@ from cdc.config import Transform
 from cdc.config.sql_expression import BARE, named_in
 from cdc.errors import TransformFailed
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN
+from pipelines.runtime.query_checks import changes_with_time
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -165,7 +166,7 @@ def _analyse(frame: DataFrame, name: str, sql: str, what: str) -> tuple[pa.Field
         selected = frame.select(F.expr(sql).alias(name))
         plan = selected._jdf.queryExecution().analyzed()  # noqa: SLF001 - only the plan names the columns that are read
     reads_one_row = plan.nodeName() == "Project" and plan.child().nodeName() in _ROW_SOURCES
-    if not reads_one_row or not plan.deterministic():
+    if not reads_one_row or changes_with_time(selected):
         raise TransformFailed(f"{what}: expected a deterministic expression that computes one value from one row")
     (field,) = to_arrow_schema(selected.schema, timezone="UTC")
     if pa.types.is_null(field.type) or pa.types.is_duration(field.type) or pa.types.is_interval(field.type):

@@ -28,6 +28,8 @@ def test_names_of_an_expression_are_neither_texts_nor_comments() -> None:
         ("f(1", "character 2: bracket is never closed"),
         ("a; b", "character 2: expected one expression"),
         ("rand() > 0.5", "character 1: the function is not deterministic"),
+        ("a < DATE 'today'", "character 5: the date or time is another one every day"),
+        ("Timestamp_NTZ  ' now'", "character 1: the date or time is another one every day"),
         ("(select 1)", "subqueries and window functions are not allowed"),
         (" -- nothing", "expected an expression"),
     ],

@@ -58,6 +58,8 @@ def test_an_expression_that_fails_on_a_row_is_an_error_without_its_value(spark: 
     [
         ({"computed": {"x": "nope + 1"}}, "computed.x .*UNRESOLVED_COLUMN"),
         ({"where": "item"}, "expected a condition"),
+        ({"where": "cast(item AS date) < 'today'"}, "expected a deterministic expression"),
+        ({"computed": {"x": "to_date(concat('to', 'morrow'))"}}, "expected a deterministic expression"),
     ],
 )
 def test_an_invalid_expression_is_refused(spark: SparkSession, rule: dict[str, object], words: str) -> None:
