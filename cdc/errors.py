@@ -29,6 +29,7 @@
     │   ├── SourceStillWritten      a move leaves a server that is still written to
     │   ├── MovedRowsDiffer         exit 4: tables of the server to which the source moves differ from the log
     │   ├── SlotAtNewServer         the server to which the source moves has another slot of the same name
+    │   ├── OutputPluginRefused     exit 3, retried slowly: output_plugin_libraries does not name pgoutput
     │   ├── SlotUnsuitable          physical, or of another plugin or database
     │   ├── PublicationMissing
     │   ├── PublicationNarrowed     no longer contains a captured table
@@ -487,6 +488,15 @@ class SlotAtNewServer(SourceError):
         "if pg_upgrade copied the slot, or no other consumer reads it, drop it on the new server, then run the command "
         "again; otherwise set another source.slot.name"
     )
+
+
+class OutputPluginRefused(SourceError):
+    """The server's output_plugin_libraries does not name pgoutput: a slot can be neither created nor resumed."""
+
+    code = "CDC-2130"
+    reaction = Reaction.RETRY
+    exit_code = ExitCode.ENVIRONMENT
+    remedy = "add pgoutput to output_plugin_libraries of the server, and reload its configuration"
 
 
 class SlotUnsuitable(SourceError):

@@ -33,6 +33,7 @@ from cdc.errors import (
     CdcError,
     ExitCode,
     FormerPrimary,
+    OutputPluginRefused,
     Reaction,
     SlotInUse,
     SourceInRecovery,
@@ -169,7 +170,8 @@ def retry_pause(error: BaseException, failures: int) -> float | None:
         return SLOT_IN_USE.seconds(failures)
     if isinstance(error, SourceUnreachable | SourceInRecovery | FormerPrimary):
         return NO_PRIMARY.seconds(failures)
-    return (REFUSED if isinstance(error, SourceRejectsConnection) else FAST).seconds(failures)
+    is_refused = isinstance(error, SourceRejectsConnection | OutputPluginRefused)
+    return (REFUSED if is_refused else FAST).seconds(failures)
 
 
 class _Attempts:

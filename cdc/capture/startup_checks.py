@@ -54,6 +54,7 @@ from cdc.log.fenced_table import check_writable_format
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.postgres.connection import connect
+from cdc.postgres.decoding_settings import decoding_problems
 from cdc.postgres.failover_settings import failover_problems
 from cdc.postgres.preflight import PreflightProblem, SourceRequirements, preflight
 from cdc.postgres.replication import identify_system
@@ -291,6 +292,12 @@ def _source(subject: CheckSubject) -> Iterator[PreflightProblem]:
     return iter(preflight(source.current_dsn(), wants))
 
 
+def _decoding(subject: CheckSubject) -> Iterator[PreflightProblem]:
+    """Yield the problems of the server's version and of its settings for logical decoding."""
+    source = subject.definition.source
+    return iter(decoding_problems(source.current_dsn(), source.slot.name))
+
+
 def _existing_slot(subject: CheckSubject) -> Iterator[PreflightProblem]:
     """Raise an error if a new epoch must not replace the existing slot; yield a warning if the slot is in use."""
     if not subject.copies_first:
@@ -407,6 +414,7 @@ CHECKS: Final = (
     StartupCheck(_log_directory, CheckScope.ALWAYS, "log"),
     StartupCheck(_connection, CheckScope.EMPTY, "dsn"),
     StartupCheck(_source, CheckScope.EMPTY, "dsn"),
+    StartupCheck(_decoding, CheckScope.EMPTY, "dsn"),
     StartupCheck(_existing_slot, CheckScope.ALWAYS, "slot"),
     StartupCheck(_adopted_slot, CheckScope.ALWAYS, "slot"),
     StartupCheck(_continuity, CheckScope.CONTINUED, "slot"),

@@ -96,10 +96,11 @@ def _on_standby(conn: psycopg.Connection, host: str, slot: str) -> Iterator[Pref
         )
     found = slot_status(conn, slot)
     if not _is_synchronized(found):
+        reason = "" if found is None or found.skip_reason is None else f" (slotsync_skip_reason {found.skip_reason})"
         yield _warning(
             f"host {host}",
-            f"the standby does not have slot {slot!r} yet; if it stays so, primary_conninfo may have no dbname, or a "
-            "slot of this name that is not synchronized exists there",
+            f"the standby does not have slot {slot!r} yet{reason}; if it stays so, primary_conninfo may have no "
+            "dbname, or a slot of this name that is not synchronized exists there",
         )
 
 

@@ -46,7 +46,8 @@ _VIRTUAL: Final = "v"
 """Value of `pg_attribute.attgenerated` for a virtual generated column, which is never sent."""
 _SLOT_NAME: Final = re.compile(r"[a-z0-9_]{1,63}\Z", re.ASCII)
 _SETTINGS: Final = """
-    SELECT current_setting('wal_level'), current_setting('max_replication_slots')::int,
+    SELECT current_setting('wal_level'), current_setting('effective_wal_level', true),
+           current_setting('max_replication_slots')::int,
            current_setting('max_wal_senders')::int, (SELECT count(*) FROM pg_replication_slots)::int,
            (SELECT count(*) FROM pg_stat_replication)::int, pg_is_in_recovery(), current_database(), current_user,
            (SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user),
@@ -125,6 +126,8 @@ class _Source:
     conn: psycopg.Connection
     wants: SourceRequirements
     wal_level: str
+    effective_wal_level: str | None
+    """The level that the server uses at present; None before Postgres 19."""
     max_slots: int
     max_senders: int
     slots: int
@@ -199,13 +202,7 @@ def _version(source: _Source) -> Iterator[PreflightProblem]:
 
 
 def _settings(source: _Source) -> Iterator[PreflightProblem]:
-    if source.wal_level != "logical":
-        yield _problem(
-            "wal_level",
-            f"the server has wal_level {source.wal_level!r}: expected 'logical'; a change requires a restart of "
-            "the server",
-            "ALTER SYSTEM SET wal_level = 'logical';",
-        )
+    yield from _wal_level(source)
     # the initial snapshot needs a second slot temporarily, see DraftSlot
     slots = 2 if source.wants.create_slot else 1
     for name, limit, used, needed in (
@@ -220,6 +217,23 @@ def _settings(source: _Source) -> Iterator[PreflightProblem]:
                 "the server",
                 f"ALTER SYSTEM SET {name} = {used + 4};",
             )
+
+
+def _wal_level(source: _Source) -> Iterator[PreflightProblem]:
+    """Yield a problem if the server cannot decode its WAL.
+
+    From version 19 on, a primary with wal_level = replica uses the level logical while a logical slot exists.
+    """
+    adapts = source.effective_wal_level is not None and source.wal_level == "replica" and not source.standby
+    if adapts or "logical" in {source.wal_level, source.effective_wal_level}:
+        return
+    where = " at the primary" if source.standby and source.effective_wal_level is not None else ""
+    yield _problem(
+        "wal_level",
+        f"the server has wal_level {source.wal_level!r}: expected 'logical'{where}; a change requires a restart of "
+        "the server",
+        "ALTER SYSTEM SET wal_level = 'logical';",
+    )
 
 
 def _role(source: _Source) -> Iterator[PreflightProblem]:

@@ -33,7 +33,7 @@ _STATUS: Final = """
            s.wal_status, s.safe_wal_size, to_jsonb(s) ->> 'invalidation_reason',
            coalesce(greatest(pg_wal_lsn_diff(w.wal_end, s.restart_lsn), 0), 0)::bigint, w.wal_end::text,
            coalesce((to_jsonb(s) ->> 'failover')::boolean, false), to_jsonb(s) ->> 'inactive_since',
-           (to_jsonb(s) ->> 'synced')::boolean
+           (to_jsonb(s) ->> 'synced')::boolean, to_jsonb(s) ->> 'slotsync_skip_reason'
     FROM pg_replication_slots s,
          (SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END) w(wal_end)
     WHERE s.slot_name = %s OR %s::text IS NULL ORDER BY s.slot_name
@@ -90,6 +90,8 @@ class SlotStatus:
     """Time since which the slot is inactive; None while it is active. Always None before Postgres 17."""
     synced: bool | None = None
     """True if a standby synchronized the slot from its primary, also after its promotion; None before Postgres 17."""
+    skip_reason: str | None = None
+    """Why a standby did not synchronize the slot the last time; None if it did. Always None before Postgres 19."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,7 @@ RULES: Final = (
     ),
     ErrorRule("0A000", "proto_version", _OPERATOR, errors.PreflightFailed, _NEWER),
     ErrorRule("22023", "", _OPERATOR, errors.SlotUnsuitable),
+    ErrorRule("42501", "may not be used as an output plugin", _SLOW, errors.OutputPluginRefused),
     ErrorRule("42501", "", _OPERATOR, errors.PreflightFailed),
     ErrorRule(
         "42602",

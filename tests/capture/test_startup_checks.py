@@ -27,6 +27,7 @@ from tests.contracts.folded import ORDERS
 from tests.faults.capture import Captured
 from tests.fixtures.disk import small_file_system
 from tests.fixtures.postgres import drop_when_free, rows_of, run_sql
+from tests.fixtures.postgres_programs import MAIN_VERSION
 
 TWO = r"not ready for change capture, 2 problems:\n  public\.bare: .*\n  public\.none: "
 
@@ -255,7 +256,8 @@ def test_doctor_reports_another_cluster(
 
 
 def test_doctor_reports_a_server_without_logical_wal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with EmbeddedPostgres(tmp_path / "pg", settings={"wal_level": "replica"}, tcp=True) as server:
+    settings = {"wal_level": "minimal", "max_wal_senders": "0"}
+    with EmbeddedPostgres(tmp_path / "pg", version=MAIN_VERSION, settings=settings, tcp=True) as server:
         run_sql(server.dsn(), "CREATE TABLE t (id int PRIMARY KEY)")
         pipeline = Captured(tmp_path, server.dsn())
         assert "CDC-2002" in codes_of_doctor(pipeline, capsys)

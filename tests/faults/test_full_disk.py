@@ -25,6 +25,7 @@ from cdc.postgres.embedded_server import EmbeddedPostgres
 from tests.faults.capture import Captured, ReaderProcess, rows_with
 from tests.fixtures.disk import small_file_system
 from tests.fixtures.postgres import run_sql
+from tests.fixtures.postgres_programs import MAIN_VERSION
 from tests.fixtures.waiting import until
 from tests.log.rows import IDENTITY, LIMITS, row
 
@@ -63,10 +64,10 @@ def test_a_reader_waits_for_room_without_losing_its_stream_and_goes_on(small: Pa
         assert reader.child.poll() is None
 
 
-@pytest.fixture(name="server", params=[18, pytest.param(15, marks=pytest.mark.slow)])
+@pytest.fixture(name="server", params=[MAIN_VERSION, pytest.param(15, marks=pytest.mark.slow)])
 def _server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EmbeddedPostgres]:
     """One that the test may stop."""
-    request.getfixturevalue({18: "postgres", 15: "postgres_15"}[request.param])  # skips without the programs
+    request.getfixturevalue({MAIN_VERSION: "postgres", 15: "postgres_15"}[request.param])  # skips without the programs
     with EmbeddedPostgres(tmp_path / "pg", version=request.param, tcp=True) as server:
         yield server
 

@@ -21,6 +21,7 @@ from cdc.table import TableSchema, TableState
 from tests.cli.command import spawn
 from tests.faults.capture import Captured, ReaderProcess
 from tests.fixtures.postgres import drop_when_free, rows_of, run_sql
+from tests.fixtures.postgres_programs import MAIN_VERSION
 from tests.fixtures.waiting import until
 
 
@@ -122,10 +123,10 @@ def test_a_recovery_killed_in_the_middle_can_be_run_again(held: Captured) -> Non
     assert [row[:2] for row in held.folded("t")] == text_rows(held.dsn)
 
 
-@pytest.fixture(name="own_server", params=[18, pytest.param(15, marks=pytest.mark.slow)])
+@pytest.fixture(name="own_server", params=[MAIN_VERSION, pytest.param(15, marks=pytest.mark.slow)])
 def _own_server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EmbeddedPostgres]:
     """A server that the test may stop."""
-    request.getfixturevalue({18: "postgres", 15: "postgres_15"}[request.param])  # skips without the programs
+    request.getfixturevalue({MAIN_VERSION: "postgres", 15: "postgres_15"}[request.param])  # skips without the programs
     server = EmbeddedPostgres(tmp_path / "pg", version=request.param, tcp=True)
     with server:
         yield server

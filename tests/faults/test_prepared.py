@@ -13,6 +13,7 @@ from tests.faults.test_kill_reader import KILLED, Oracle, assert_exact
 from tests.faults.write_load import TABLE
 from tests.fixtures.pipeline import Pipeline
 from tests.fixtures.postgres import fresh_database, run_sql
+from tests.fixtures.postgres_programs import MAIN_VERSION
 
 SETTINGS = {"max_prepared_transactions": "8", "logical_decoding_work_mem": "64kB"}
 
@@ -20,7 +21,9 @@ SETTINGS = {"max_prepared_transactions": "8", "logical_decoding_work_mem": "64kB
 @pytest.fixture(scope="module", name="server")
 def _server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
     """One that knows two-phase transactions; a test may crash it."""
-    with EmbeddedPostgres(tmp_path_factory.mktemp("prepared"), settings=SETTINGS, tcp=True) as server:
+    with EmbeddedPostgres(
+        tmp_path_factory.mktemp("prepared"), version=MAIN_VERSION, settings=SETTINGS, tcp=True
+    ) as server:
         yield server
 
 

@@ -28,6 +28,7 @@ from tests.faults.test_kill_reader import Oracle, assert_exact
 from tests.faults.write_load import TABLE, Load
 from tests.fixtures.pipeline import Pipeline
 from tests.fixtures.postgres import fresh_database, rows_of, run_sql
+from tests.fixtures.postgres_programs import MAIN_VERSION
 from tests.fixtures.waiting import PATIENCE, until
 from tests.postgres.stream import receive_until
 from tests.postgres.test_replication import make_source
@@ -41,7 +42,7 @@ SCRAM = "host all guarded 127.0.0.1/32 scram-sha-256\n"
 @pytest.fixture(scope="module", name="server")
 def _server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
     """With few places, asking one role for its password; a test may crash it."""
-    with EmbeddedPostgres(tmp_path_factory.mktemp("own"), settings=SETTINGS, tcp=True) as server:
+    with EmbeddedPostgres(tmp_path_factory.mktemp("own"), version=MAIN_VERSION, settings=SETTINGS, tcp=True) as server:
         rules = server.data_directory / "pg_hba.conf"
         rules.write_text(SCRAM + rules.read_text())
         run_sql(server.dsn(), "SELECT pg_reload_conf()")

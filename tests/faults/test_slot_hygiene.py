@@ -18,6 +18,7 @@ from cdc.postgres.replication import ReplicationStream, StreamOptions
 from cdc.postgres.slot import SlotStatus, create_slot, slot_status
 from tests.faults.capture import Captured, ReaderProcess
 from tests.fixtures.postgres import run_sql
+from tests.fixtures.postgres_programs import MAIN_VERSION
 from tests.fixtures.waiting import PATIENCE, until
 
 SCHEMA = "CREATE TABLE t (id int PRIMARY KEY, v text)"
@@ -64,9 +65,9 @@ def test_postgres_is_never_told_more_than_the_log_holds(held: Captured) -> None:
             assert confirmed <= durable.lsn + 1
 
 
-@pytest.fixture(name="own_server", params=[18, pytest.param(15, marks=pytest.mark.slow)])
+@pytest.fixture(name="own_server", params=[MAIN_VERSION, pytest.param(15, marks=pytest.mark.slow)])
 def _own_server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EmbeddedPostgres]:
-    request.getfixturevalue({18: "postgres", 15: "postgres_15"}[request.param])  # skips without the programs
+    request.getfixturevalue({MAIN_VERSION: "postgres", 15: "postgres_15"}[request.param])  # skips without the programs
     with EmbeddedPostgres(tmp_path / "pg", version=request.param, tcp=True) as server:
         yield server
 

@@ -34,6 +34,7 @@ from tests.faults.capture import Captured
 from tests.faults.test_new_epoch import restore
 from tests.faults.write_load import Load
 from tests.fixtures.postgres import drop_when_free, fresh_database, rows_of, run_sql
+from tests.fixtures.postgres_programs import MAIN_VERSION
 from tests.snapshot.reader_with_backfills import Running
 
 
@@ -179,9 +180,9 @@ def test_another_cluster_is_refused(held: Captured, postgres_16: EmbeddedPostgre
     next(databases, None)
 
 
-@pytest.fixture(name="own_server", params=[18, pytest.param(15, marks=pytest.mark.slow)])
+@pytest.fixture(name="own_server", params=[MAIN_VERSION, pytest.param(15, marks=pytest.mark.slow)])
 def _own_server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EmbeddedPostgres]:
-    request.getfixturevalue({18: "postgres", 15: "postgres_15"}[request.param])  # skips without the programs
+    request.getfixturevalue({MAIN_VERSION: "postgres", 15: "postgres_15"}[request.param])  # skips without the programs
     small = {"min_wal_size": "32MB", "max_wal_size": "32MB"}
     with EmbeddedPostgres(tmp_path / "pg", version=request.param, settings=small, tcp=True) as server:
         yield server

@@ -19,6 +19,7 @@ from cdc.snapshot.backfill_documents import BackfillRequest
 from tests.faults.capture import Captured, ReaderProcess
 from tests.faults.test_new_epoch import restore
 from tests.fixtures.postgres import rows_of, run_sql
+from tests.fixtures.postgres_programs import MAIN_VERSION
 from tests.fixtures.waiting import until
 from tests.snapshot.reader_with_backfills import Running, read_rows
 
@@ -32,7 +33,7 @@ AHEAD: LiteralString = "SELECT pg_logical_emit_message(false, 'cdc.test', repeat
 def _pair(tmp_path: Path, postgres: EmbeddedPostgres) -> Iterator[tuple[EmbeddedPostgres, EmbeddedPostgres]]:
     """A primary with a table and its publication, and a standby made from its data directory."""
     assert postgres.version >= 16
-    with EmbeddedPostgres(tmp_path / "primary", tcp=True) as primary:
+    with EmbeddedPostgres(tmp_path / "primary", version=MAIN_VERSION, tcp=True) as primary:
         run_sql(primary.dsn(), "CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t VALUES (1, 'one')")
         run_sql(primary.dsn(), "CREATE PUBLICATION cdc_held_pub FOR TABLE t WITH (publish_via_partition_root = true)")
         primary.stop()
@@ -43,7 +44,7 @@ def _pair(tmp_path: Path, postgres: EmbeddedPostgres) -> Iterator[tuple[Embedded
             "primary_conninfo": f"host=127.0.0.1 port={primary.port} user=postgres application_name={SECOND}",
             "hot_standby_feedback": "on",
         }
-        with EmbeddedPostgres(tmp_path / "standby", settings=follows, tcp=True) as standby:
+        with EmbeddedPostgres(tmp_path / "standby", version=MAIN_VERSION, settings=follows, tcp=True) as standby:
             standby.stop()
             (backup / "standby.signal").touch()
             restore(backup, standby.data_directory)

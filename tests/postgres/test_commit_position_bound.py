@@ -14,6 +14,7 @@ from cdc.postgres.connection import connect
 from cdc.postgres.embedded_server import EmbeddedPostgres
 from cdc.postgres.replication import identify_system
 from tests.fixtures.postgres import rows_of, run_sql
+from tests.fixtures.postgres_programs import MAIN_VERSION
 from tests.fixtures.waiting import until
 
 SESSIONS = "SELECT pid FROM pg_stat_activity WHERE application_name = 'cdc wal bound' AND datname = current_database()"
@@ -84,7 +85,7 @@ def test_a_server_without_another_session_is_unreachable_and_on_a_standby_the_bo
     tmp_path: Path,
 ) -> None:
     """The standby is the same server in recovery, with nowhere to stream from: it stays at the end of its own WAL."""
-    with EmbeddedPostgres(tmp_path / "own") as own:
+    with EmbeddedPostgres(tmp_path / "own", version=MAIN_VERSION) as own:
         with WalBound(own.dsn()) as bound:
             bound.check_session()
             own.stop("fast")

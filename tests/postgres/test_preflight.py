@@ -16,6 +16,7 @@ from cdc.postgres.publication import PublicationControl
 from cdc.postgres.replication import ReplicationStream, StreamOptions
 from cdc.postgres.slot import create_slot
 from tests.fixtures.postgres import run_sql
+from tests.fixtures.postgres_programs import MAIN_VERSION
 
 LEFT_ALONE = PublicationControl(create=False)
 WANTS = SourceRequirements(slot="pre", publication="pub", patterns=["public.*"])
@@ -49,12 +50,12 @@ def test_all_missing_privileges_are_reported_at_once_and_the_sql_grants_them(any
 
 
 def test_settings_are_named_with_their_values(tmp_path: Path) -> None:
-    settings = {"wal_level": "replica", "max_replication_slots": "0", "max_wal_senders": "0"}
-    with EmbeddedPostgres(tmp_path / "pg", settings=settings, tcp=True) as server:
+    settings = {"wal_level": "minimal", "max_replication_slots": "0", "max_wal_senders": "0"}
+    with EmbeddedPostgres(tmp_path / "pg", version=MAIN_VERSION, settings=settings, tcp=True) as server:
         problems = preflight(server.dsn(), WANTS)
 
     assert subjects(problems) == {"wal_level", "max_replication_slots", "max_wal_senders", "tables"}
-    assert any("wal_level 'replica'" in problem.message for problem in problems)
+    assert any("wal_level 'minimal'" in problem.message for problem in problems)
 
 
 @pytest.mark.parametrize("dsn", ["postgresql://u:p%zz@h/d", "postgresql://u@127.0.0.1:1/d"])

@@ -30,6 +30,7 @@ from cdc.snapshot.watermark_window import Chunk, PlacedRows
 from cdc.table import TableSchema
 from tests.faults.capture import Captured, Reading
 from tests.fixtures.postgres import rows_of, run_sql
+from tests.fixtures.postgres_programs import MAIN_VERSION
 from tests.fixtures.waiting import until
 from tests.snapshot.multiset import left_of
 
@@ -174,7 +175,9 @@ def test_a_transaction_counts_once_wherever_it_stands_to_the_snapshot(recopying:
 
 def test_a_prepared_transaction_counts_when_it_is_committed(tmp_path: Path) -> None:
     prepare: LiteralString = "BEGIN; UPDATE t SET a = 100 WHERE a = 3; SAVEPOINT s; DELETE FROM t WHERE a = 4; "
-    with EmbeddedPostgres(tmp_path / "server", settings={"max_prepared_transactions": "4"}, tcp=True) as server:
+    with EmbeddedPostgres(
+        tmp_path / "server", version=MAIN_VERSION, settings={"max_prepared_transactions": "4"}, tcp=True
+    ) as server:
         held = captured(tmp_path, server.dsn())
         with Recopying(held) as recopying, connect(held.dsn) as conn:
             conn.execute(prepare + "PREPARE TRANSACTION 'one'")
