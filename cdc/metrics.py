@@ -311,11 +311,15 @@ VIEW_SECONDS: Final = Metric(
 VIEW_KEYS_LEFT: Final = Metric(
     "cdc_view_keys_left",
     Kind.GAUGE,
-    "affected keys that the running computation of a view has not done yet; it does many keys in slices",
+    "affected keys that the running computation of a view has not done yet; it does many keys in slices; absent while "
+    "the whole view is computed",
     _VIEW,
 )
 VIEW_SECONDS_LEFT: Final = Metric(
-    "cdc_view_seconds_left", Kind.GAUGE, "estimated seconds until the running computation of a view is complete", _VIEW
+    "cdc_view_seconds_left",
+    Kind.GAUGE,
+    "estimated seconds until the running computation of a view is complete; absent while the whole view is computed",
+    _VIEW,
 )
 VERIFY_SUCCESS: Final = Metric(
     "cdc_verify_last_success_timestamp_seconds",
@@ -437,6 +441,12 @@ class Metrics:
         self._check(metric, labels)
         with self._lock:
             self._values[metric.name, labels] = value
+
+    def remove(self, metric: Metric, *labels: str) -> None:
+        """Remove a gauge whose value is not known any more."""
+        self._check(metric, labels)
+        with self._lock:
+            self._values.pop((metric.name, labels), None)
 
     def add(self, metric: Metric, value: float, *labels: str) -> None:
         """Increase a counter by a value, or change a gauge by a value, which may be negative."""

@@ -38,10 +38,11 @@ class ViewSummary:
     """Number of changed rows of tables from which it was computed."""
     affected_keys: int
     """Number of keys whose rows were computed."""
-    keys_left: int
-    """Number of keys that the running computation has not done yet."""
-    seconds_left: float
-    """Estimated seconds that they take."""
+    keys_left: int | None
+    """Number of keys that the running computation has not done yet; None: not known, as while the whole view is
+    computed."""
+    seconds_left: float | None
+    """Estimated seconds that they take; None: not known."""
     computations: dict[str, int]
     """Number of computations, incremental and as a whole."""
     seconds: dict[str, float]
@@ -61,6 +62,8 @@ def view_summaries(definition: Definition, catalog: Catalog) -> list[ViewSummary
     found = []
     for view in definition.views:
         progress, labels = reported.get(view.name), (definition.name, view.name)
+        keys_left = figures.get((metrics.VIEW_KEYS_LEFT.name, *labels))
+        seconds_left = figures.get((metrics.VIEW_SECONDS_LEFT.name, *labels))
         found.append(
             ViewSummary(
                 name=view.name,
@@ -73,8 +76,8 @@ def view_summaries(definition: Definition, catalog: Catalog) -> list[ViewSummary
                 rows=0 if progress is None else progress.rows,
                 input_rows=int(figures.get((metrics.VIEW_INPUT_ROWS.name, *labels), 0)),
                 affected_keys=int(figures.get((metrics.VIEW_AFFECTED_KEYS.name, *labels), 0)),
-                keys_left=int(figures.get((metrics.VIEW_KEYS_LEFT.name, *labels), 0)),
-                seconds_left=round(figures.get((metrics.VIEW_SECONDS_LEFT.name, *labels), 0.0), 1),
+                keys_left=None if keys_left is None else int(keys_left),
+                seconds_left=None if seconds_left is None else round(seconds_left, 1),
                 computations={
                     mode: int(figures.get((metrics.VIEW_COMPUTATIONS.name, *labels, mode), 0)) for mode in MODES
                 },

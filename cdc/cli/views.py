@@ -145,8 +145,9 @@ def _change(verb: str, name: str, config: Path, *, json: bool) -> None:
 
 
 def _notice(view: ViewSummary) -> str | None:
-    left = f"{view.keys_left:,} keys left, about {view.seconds_left:.0f} s"
-    return left if view.keys_left else view.reason
+    if not view.keys_left or view.seconds_left is None or view.state == "failed":
+        return view.reason
+    return f"{view.keys_left:,} keys left, about {view.seconds_left:.0f} s"
 
 
 def _plain(value: Any) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from itertools import chain
 from threading import Event
 from typing import TYPE_CHECKING, Final
@@ -56,11 +57,11 @@ class Work:
     """Number of changed rows of its inputs; those of an input of which every row may have changed are not counted."""
     affected_keys: int = 0
     """Number of affected keys whose rows were computed."""
-    keys_left: int = 0
-    """Number of affected keys that are left."""
+    keys_left: int | None = 0
+    """Number of affected keys that are left; None: not known, as while the whole view is computed."""
     seconds: float = 0.0
-    seconds_left: float = 0.0
-    """Estimated time that the keys that are left take."""
+    seconds_left: float | None = 0.0
+    """Estimated time that the keys that are left take; None: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,7 @@ class ViewComputation:
 
     def __init__(self, task: ViewTask) -> None:
         self.task, self.work = task, Work()
+        self.began_at = datetime.now(UTC)
         self.is_stopped = Event()
         """Set when nobody waits for the result any more."""
         self._rows = RowBuffer(CHANGED_ROWS)
@@ -200,8 +202,9 @@ class ViewComputation:
                 raise ViewFailed(f"the columns of view {task.view.name!r} changed with those of its tables")
             self._rows.add(differences(_unique_rows(old, known, floor), _unique_rows(new, known, floor)))
             work.affected_keys = min(number * task.limits.keys_at_once, affected.number)
-            work.keys_left = affected.number - work.affected_keys
-            work.seconds_left = (time.monotonic() - began) / work.affected_keys * work.keys_left
+            keys_left = affected.number - work.affected_keys
+            work.keys_left = keys_left
+            work.seconds_left = (time.monotonic() - began) / work.affected_keys * keys_left
             task.on_slice(task.view.name, work)
 
     def _new_version(self, fields: pa.Schema) -> TableSchema:

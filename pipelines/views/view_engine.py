@@ -258,9 +258,7 @@ class ViewEngine:
             thread, patience = self._start(task), self.patience
         if not thread.has_ended(patience):
             self._running[view.name] = thread
-            left = thread.computation.work
-            figures.work = Work(keys_left=left.keys_left, seconds_left=left.seconds_left)
-            figures.state, figures.reason = "behind", "its computation takes long; the other views continue"
+            self._report_long_computation(view.name, thread.computation)
             return earlier
         self._idle.append(thread)
         computation = thread.result()
@@ -329,6 +327,16 @@ class ViewEngine:
         thread = self._idle.pop() if self._idle else ViewThread(self._session.newSession(), self._sink)
         thread.start(ViewComputation(task))
         return thread
+
+    def _report_long_computation(self, name: str, running: ViewComputation) -> None:
+        """Let the figures of a view show how far its computation is."""
+        figures = self.figures[name]
+        figures.work = Work(keys_left=None, seconds_left=None)
+        if running.work.affected_keys:
+            figures.work = Work(keys_left=running.work.keys_left, seconds_left=running.work.seconds_left)
+        what = "it is" if running.task.changes is not None else "the whole view is"
+        since = f"{running.began_at:%H:%M:%S} UTC"
+        figures.state, figures.reason = "behind", f"{what} computed since {since}; the other views continue"
 
     def _stop(self, name: str) -> None:
         """Stop the long computation of a view, if there is one."""

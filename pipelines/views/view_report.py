@@ -51,9 +51,11 @@ class ViewReport:
 
     def slice_done(self, view: str, work: Work) -> None:
         """Report how far the computation of a view is; any thread may call it."""
-        labels = self._pipeline, view
-        self._process.set(metrics.VIEW_KEYS_LEFT, work.keys_left, *labels)
-        self._process.set(metrics.VIEW_SECONDS_LEFT, work.seconds_left, *labels)
+        for metric, value in ((metrics.VIEW_KEYS_LEFT, work.keys_left), (metrics.VIEW_SECONDS_LEFT, work.seconds_left)):
+            if value is None:
+                self._process.remove(metric, self._pipeline, view)
+            else:
+                self._process.set(metric, value, self._pipeline, view)
 
     def failed(self, error: CdcError) -> None:
         """Report an error that is not that of one view."""

@@ -26,6 +26,7 @@ def test_a_summary_has_what_definition_and_process_say(tmp_path: Path, catalog: 
         False,
         {"incremental": 0, "whole": 0},
     )
+    assert (found.keys_left, found.seconds_left) == (None, None)
 
     figures, labels = metrics.Metrics(), (definition.name, "shop.v_ids")
     figures.add(metrics.VIEW_INPUT_ROWS, 5, *labels)

@@ -47,7 +47,7 @@ def test_a_computation_ends_at_the_next_slice_when_it_is_stopped(tmp_path: Path,
         filled(shop)
         shop.compute()
         shop.write(("shop.customers", "u", ("2", "Bo")))
-        slices: list[int] = []
+        slices: list[int | None] = []
         task = replace(
             task_of(shop),
             limits=ComputationLimits(keys_at_once=1),

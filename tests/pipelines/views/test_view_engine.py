@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -148,7 +149,7 @@ def test_many_keys_are_computed_in_slices(tmp_path: Path, spark: SparkSession) -
     with opened(tmp_path / "shop", spark, TOTALS) as shop:
         filled(shop)
         shop.compute()
-        slices: list[tuple[int, int]] = []
+        slices: list[tuple[int, int | None]] = []
         shop.engine.limits = ComputationLimits(keys_at_once=2)
         shop.engine.on_slice = lambda _, work: slices.append((work.affected_keys, work.keys_left))
         shop.write(("shop.customers", "u", ("1", "A")), ("shop.customers", "u", ("2", "B")))
@@ -205,6 +206,9 @@ def test_a_long_first_build_is_behind_other_views_and_then_follows(tmp_path: Pat
         shop.engine.patience = 0.0
         shop.engine.advance(record := shop.publish(), SOURCE)  # a new view needs no further change
         assert "shop.v_totals" not in shop.views.schemas()
+        figures = shop.engine.figures["shop.v_totals"]
+        assert (figures.state, figures.work.keys_left, figures.work.seconds_left) == ("behind", None, None)
+        assert re.match(r"the whole view is computed since \d\d:\d\d:\d\d UTC", figures.reason)
         began = record.position
         shop.write(("shop.customers", "u", ("2", "B")), ("shop.items", "d", ("3",)))
         shop.engine.advance(record := shop.publish(), SOURCE)

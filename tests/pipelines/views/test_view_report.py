@@ -34,6 +34,8 @@ def test_views_are_reported_with_state_lag_and_metrics() -> None:
     report.slice_done("shop.v_a", Work(keys_left=9, seconds_left=1.5))
     left = {one.metric.name: one.value for one in process if one.labels == ("shop", "shop.v_a")}
     assert left == {metrics.VIEW_KEYS_LEFT.name: 9, metrics.VIEW_SECONDS_LEFT.name: 1.5}
+    report.slice_done("shop.v_a", Work(keys_left=None, seconds_left=None))
+    assert [one for one in process if one.labels == ("shop", "shop.v_a")] == []
     report.computed(record, VIEWS)
     report.computed(record, VIEWS)
 
