@@ -334,6 +334,8 @@ class ViewEngine:
         figures.work = Work(keys_left=None, seconds_left=None)
         if running.work.affected_keys:
             figures.work = Work(keys_left=running.work.keys_left, seconds_left=running.work.seconds_left)
+        if name in self._failures:
+            return  # it is tried again, and stays failed until that succeeds
         what = "it is" if running.task.changes is not None else "the whole view is"
         since = f"{running.began_at:%H:%M:%S} UTC"
         figures.state, figures.reason = "behind", f"{what} computed since {since}; the other views continue"

@@ -363,6 +363,23 @@ def test_a_view_whose_result_may_differ_each_time_stops_alone(tmp_path: Path, sp
         assert figures["shop.v_sums"].reason.startswith("CDC-8004 view 'shop.v_sums': the result of sum over floating")
 
 
+def test_a_failed_view_stays_failed_while_it_is_tried_again(tmp_path: Path, spark: SparkSession) -> None:
+    sums = {"name": "shop.v_sums", "key": ["x"], "sql": "SELECT sum(CAST(price AS DOUBLE)) AS x FROM shop.items"}
+    with opened(tmp_path / "shop", spark, sums) as shop:
+        shop.write(("shop.items", "c", ("1", "1", "a", "1", "1.00")))
+        shop.compute()
+        figures = shop.engine.figures["shop.v_sums"]
+        reason = figures.reason
+        shop.engine._failures["shop.v_sums"].due = 0.0
+        shop.engine.patience = 0.0
+        shop.write(("shop.items", "c", ("2", "1", "b", "1", "1.00")))
+        shop.engine.advance(record := shop.publish(), SOURCE)
+        assert (figures.state, figures.reason) == ("failed", reason)
+        until(lambda: shop.engine.is_due(record), "a computation that has ended", every=0.01)
+        shop.engine.advance(record, SOURCE)
+        assert (figures.state, figures.reason) == ("failed", reason)
+
+
 @pytest.mark.slow
 def test_sql_that_only_allows_it_is_computed_as_a_whole_when_due(tmp_path: Path, spark: SparkSession) -> None:
     with opened(tmp_path / "shop", spark, RANKS) as shop:
