@@ -110,7 +110,7 @@ class SchemaTracker:
                 return None
             schema = resolve_relation(conn, message, known, self._epoch, seen)
             current = seen.states.get(message.oid)
-            return schema if current is None else _compared(schema, check_attached(conn, schema, current))
+            return schema if current is None else _compared(schema, check_attached(conn, schema, current), known)
 
         schema = self._query(answer)
         if schema is None:
@@ -261,5 +261,6 @@ def _after_catalog_check(schema: TableSchema, current: CatalogState | None) -> T
     return replace(_compared(schema, current), schema=current.schema, name=current.name).following(schema)
 
 
-def _compared(schema: TableSchema, current: CatalogState) -> TableSchema:
-    return replace(with_state(schema, schema, find_divergence(schema, current)), standing=current.fingerprint)
+def _compared(schema: TableSchema, current: CatalogState, before: TableSchema | None = None) -> TableSchema:
+    doubt = find_divergence(schema, current, before)
+    return replace(with_state(schema, schema, doubt), standing=current.fingerprint)

@@ -366,13 +366,18 @@ def find_unstreamed_change(known: TableSchema, schema: TableSchema, live: Mappin
         old, attribute = before.get(column.id), live.get(column.id)
         if old is not None and old.generated:
             return f"column {column.name!r} was generated and not sent: the stream has no values for old rows"
-        if old is None and attribute and column.missing is None and (attribute.has_default or attribute.not_null):
+        if old is None and attribute and column.missing is None and _may_fill_old_rows(attribute):
             return f"column {column.name!r} was added, and its values for old rows are not in the system catalogs"
         if old is not None and old.type_oid == column.type_oid and not old.keeps_labels(column.labels):
             return f"enum labels of column {column.name!r} were renamed"
         if old is not None and not _rewrites_nothing(old, column):
             return f"column {column.name!r} changed its type from {old.type_name!r} to {column.type_name!r}"
     return None
+
+
+def _may_fill_old_rows(attribute: Attribute) -> bool:
+    """Return True if a column may have values in rows that are older than it."""
+    return attribute.has_default or attribute.not_null or attribute.missing is not None
 
 
 def _rewrites_nothing(old: Column, new: Column) -> bool:

@@ -23,7 +23,8 @@ _TYPE: Final = f"""
     SELECT t.oid,
         {_TYPE_NAME.format(t="t", e="e")} AS name, t.typtype::text AS kind, b.oid AS base, b.typmod AS base_typmod,
         (SELECT array_agg(v.enumlabel::text ORDER BY v.enumsortorder) FROM pg_enum v
-         WHERE v.enumtypid IN (t.oid, b.oid, t.typelem)) AS labels
+         WHERE v.enumtypid IN (t.oid, b.oid, t.typelem)) AS labels,
+        t.typdefault IS NOT NULL AS has_default
     FROM pg_type t LEFT JOIN pg_type e ON e.oid = t.typelem
     LEFT JOIN LATERAL (
         WITH RECURSIVE below (oid, typmod, depth) AS (
@@ -65,7 +66,7 @@ _CLASS: Final = f"""
 _ATTRIBUTES: Final = """
            a.attnum, a.attname, a.attisdropped, a.atttypid, a.atttypmod, a.attnotnull,
            a.attgenerated::text <> '' AS generated,
-           a.atthasdef OR a.attidentity::text <> '' AS has_default,
+           a.atthasdef OR a.attidentity::text <> '' OR t.has_default AS has_default,
            (SELECT pg_get_expr(d.adbin, d.adrelid) FROM pg_attrdef d
             WHERE d.adrelid = a.attrelid AND d.adnum = a.attnum) AS expression,
            t.name AS type_name, t.kind, t.base, t.base_typmod, t.labels,
@@ -84,7 +85,7 @@ _TABLES: Final = f"""
     FROM classes c LEFT JOIN columns a ON a.attrelid = c.oid LEFT JOIN types t ON t.oid = a.atttypid
     ORDER BY c.oid, a.attnum
 """
-_TYPES: Final = _TYPE + " WHERE t.oid = ANY(%s)"
+_TYPES: Final = f"SELECT oid, name, kind, base, base_typmod, labels FROM ({_TYPE} WHERE t.oid = ANY(%s)) t"
 
 
 class TypeFacts(NamedTuple):
@@ -120,7 +121,7 @@ class Attribute:
     not_null: bool
     generated: bool
     has_default: bool
-    """True if the column now has a default expression or is an identity column."""
+    """True if the column now has a default expression, is an identity column, or has a type with a default."""
     default: str | None
     type: TypeFacts | None
     missing: str | None

@@ -75,7 +75,7 @@ _SEARCH_WITHIN: Final = "5s"
 # a new generated column has values for old rows, which count if the publication sends it (from version 18 on)
 _COLUMNS: Final = r"""
     SELECT json_agg(json_build_array(a.attnum, a.xmin::text, a.atthasmissing,
-        (a.atthasdef OR a.attidentity::text <> '' OR a.attnotnull) AND CASE a.attgenerated::text
+        CASE a.attgenerated::text
             WHEN '' THEN true
             WHEN 's' THEN EXISTS (
                 SELECT FROM pg_publication p LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = c.oid
@@ -144,7 +144,10 @@ class CatalogState:
     labels: Mapping[int, tuple[str, ...]]
     """Enum labels of columns, by attribute number."""
     filled: frozenset[int]
-    """Attribute numbers of columns without `attmissingval` whose ADD COLUMN may have written values into old rows."""
+    """Attribute numbers of columns without `attmissingval`: if ADD COLUMN rewrote the table, old rows may have values.
+
+    Whether the column has a default now proves nothing, because the default may have been dropped since.
+    """
     emptied: Mapping[int, str]
     """OID → xmin of its `pg_class` row, for each leaf partition with `reltuples` = -1, as after TRUNCATE."""
     attached: frozenset[int]
@@ -235,16 +238,17 @@ def _may_have_had_rows(conn: psycopg.Connection, leaf: int) -> bool:
     return row is None or bool(row[0])
 
 
-def find_divergence(known: TableSchema, now: CatalogState) -> str | None:
+def find_divergence(known: TableSchema, now: CatalogState, before: TableSchema | None = None) -> str | None:
     """Return the reason why rows of the log may differ from the source; None if there is no such reason.
 
-    The function compares `now` with the fingerprint `known.standing`. If `known.standing` is None, the function detects
+    before: the version that `known` follows, if `known` is new; columns that only `known` has were added. The function
+    compares `now` with the fingerprint `known.standing`. If `known.standing` is None, the function detects
     only renamed enum labels, columns that are no longer generated, and unlogged tables.
     """
-    return next(_reasons(known, now), None)
+    return next(_reasons(known, now, known if before is None else before), None)
 
 
-def _reasons(known: TableSchema, now: CatalogState) -> Iterator[str]:
+def _reasons(known: TableSchema, now: CatalogState, earlier: TableSchema) -> Iterator[str]:
     numbered = known.relation & 0xFFFFFFFF == known.oid  # ids are attnums inside the first epoch
     for column in known.columns if numbered else ():
         if not column.keeps_labels(now.labels.get(column.id, ())):
@@ -259,7 +263,7 @@ def _reasons(known: TableSchema, now: CatalogState) -> Iterator[str]:
     if before.persistence == "u":
         yield "the table was unlogged: rows written in that time are not in the stream"
     if known.witness is None or known.witness != now.witness:  # otherwise a DDL message reports every rewrite
-        yield from _rewrite_reasons(known, before, now)
+        yield from _rewrite_reasons(earlier, before, now)
     yield from _leaf_reasons(before, now)
     if now.publication and before.published != now.fingerprint.published:
         yield from _publication_reasons(before.published, now)
