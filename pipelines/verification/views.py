@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from cdc.config import Definition
 from cdc.config.views import NAME_OF_VIEWS, View
+from cdc.log.computed_views import ComputedFrom, ComputedView
 from cdc.log.reader import LogReader, log_exists
 from cdc.position import Position
 from cdc.stores.published_record import TargetState
@@ -23,7 +24,7 @@ from cdc.view_sql.view_query import queries_of
 from pipelines.verification.compare_table import TableVerdict, refused
 from pipelines.views.changed_rows import differences
 from pipelines.views.kept_rows import view_rows
-from pipelines.views.log_of_views import ComputedFrom, ComputedView, rows_of_view
+from pipelines.views.log_of_views import rows_of_view
 from pipelines.views.view_inputs import InputRemoved, ViewInputs
 
 if TYPE_CHECKING:

@@ -15,12 +15,12 @@ from typing import Final
 
 import pyarrow as pa
 
+from cdc.log.computed_views import InputVersion
 from cdc.view_sql.changed_keys import InputsAtCut
 from cdc.view_sql.join_graph import JoinGraph
 from cdc.view_sql.view_query import ViewQuery
 from pipelines.sinks.delta.table_version import RowsNotReadable, TableVersion
 from pipelines.views.followed_inputs import FollowedInputs, opened
-from pipelines.views.log_of_views import InputVersion
 from pipelines.views.needed_rows import ChangedRows, NeededRows, RowsOfCuts
 from pipelines.views.view_inputs import OWN_COLUMNS, CutNames, ViewInputs
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
+from cdc.log.computed_views import InputVersion
 from pipelines.sinks.delta.followed_target import FollowedTarget
 from pipelines.sinks.delta.table_version import RowsNotReadable, TableVersion
-from pipelines.views.log_of_views import InputVersion
 from pipelines.views.needed_rows import ChangedRows
 
 

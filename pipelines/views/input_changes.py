@@ -9,11 +9,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.errors import LogTrimmed
+from cdc.log.computed_views import InputVersion
 from cdc.log.reader import LogReader, read_file
 from cdc.log_row import ROW_OPERATIONS, Operation
 from cdc.position import Position
 from cdc.stores.published_record import Published, TargetState
-from pipelines.views.log_of_views import Cut, InputVersion
+from pipelines.views.log_of_views import Cut
 
 MOST: Final = 200_000
 """Maximum rows of the change log between two cuts; above, every row of the inputs may have changed."""

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from cdc.log.bucket_files import Root, remove_folder
+from cdc.log.computed_views import InputVersion
 from cdc.log.table_io import open_data_file
 from cdc.table import TableSchema
 from pipelines.runtime.executor_code import raising_task_errors
@@ -26,7 +27,7 @@ from pipelines.sinks.delta.table_version import RowsNotReadable
 from pipelines.views.build_files import FILE, write_rows
 from pipelines.views.changed_rows import ROWS, check_key
 from pipelines.views.followed_inputs import opened
-from pipelines.views.log_of_views import BUILDS, InputVersion
+from pipelines.views.log_of_views import BUILDS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -11,17 +11,17 @@ definition. So a crash at any point repeats computations: files without a commit
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
-from typing import Final, Self
+from dataclasses import dataclass, replace
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.failpoint import hit
 from cdc.log.bucket_files import Root, remove_folder
+from cdc.log.computed_views import ComputedFrom
 from cdc.log.disk_format import CommitSource, LogIdentity
 from cdc.log.file_selection import TableSelection
 from cdc.log.reader import LogReader
@@ -35,80 +35,6 @@ from pipelines.views.changed_rows import log_rows
 
 BUILDS: Final = "_builds"
 """Folder, next to those of the log, for rows of views that are built; it is emptied when the log is opened."""
-
-
-@dataclass(frozen=True, slots=True)
-class InputVersion:
-    """The version of one input at the cut from which the views were computed."""
-
-    target: str
-    """URI of the Delta table."""
-    version: int
-    relation: int
-    """The log's number of the source table."""
-    parked: tuple[tuple[str, ...], ...] = ()
-    """Keys of the parked rows, of which the table has an older version or none."""
-
-
-@dataclass(frozen=True, slots=True)
-class ComputedView:
-    """How the rows of a view in the log were computed."""
-
-    fingerprint: str
-    """Hash of the definition with which they were computed."""
-    position: int
-    """Position of the cut of which they are the result."""
-    inputs: Mapping[str, InputVersion] = field(default_factory=dict)
-    """Topic → version of each input at this cut."""
-    floor: int | None = None
-    """Time before which rows were left out, in microseconds since 1970 UTC; None: no row was left out."""
-
-
-@dataclass(frozen=True, slots=True)
-class ComputedFrom:
-    """What the views were computed from at the end of the log of views."""
-
-    cut: int = 0
-    """Position of the last cut at which views were computed; single views may be behind it."""
-    views: Mapping[str, ComputedView] = field(default_factory=dict)
-    """Topic of each view that is complete → how it was computed."""
-
-    def to_json(self) -> str:
-        """Return the text that a commit contains. It has each version of an input once, because many views have it."""
-        versions = list(dict.fromkeys(one for view in self.views.values() for one in view.inputs.values()))
-        number_of = {version: number for number, version in enumerate(versions)}
-        views = {
-            topic: {
-                "fingerprint": view.fingerprint,
-                "position": view.position,
-                "inputs": {topic: number_of[version] for topic, version in view.inputs.items()},
-                "floor": view.floor,
-            }
-            for topic, view in self.views.items()
-        }
-        return json.dumps({"cut": self.cut, "versions": [*map(asdict, versions)], "views": views}, sort_keys=True)
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Parse the result of `to_json`; an empty text gives an empty object.
-
-        Texts of earlier releases do not say which inputs each view had, so its next computation is a whole one.
-        """
-        found = json.loads(text or "{}")
-        versions = [
-            InputVersion(**{**fields, "parked": tuple(map(tuple, fields["parked"]))})
-            for fields in found.get("versions", [])
-        ]
-        views = {
-            topic: ComputedView(
-                fields["fingerprint"],
-                fields["position"],
-                {input_: versions[number] for input_, number in fields.get("inputs", {}).items()},
-                fields["floor"],
-            )
-            for topic, fields in found.get("views", {}).items()
-        }
-        return cls(found.get("cut", 0), views)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +116,8 @@ class ViewCommit:
     """One commit of the log of views: the changes of all views at one cut."""
 
     def __init__(self, writer: LogWriter, cut: Cut) -> None:
+        """cut: the cut, with the position of the commit."""
+        self.position = int(cut.position)
         self._rows = RowsAtPosition(writer, cut.position, cut.committed_at)
         self.rows: dict[str, int] = {}
         """Topic → number of its changed rows."""

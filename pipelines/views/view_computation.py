@@ -19,6 +19,7 @@ import structlog
 
 from cdc.config.views import View
 from cdc.errors import SinkUnavailable, ViewFailed, ViewNotDeterministic, ViewOrderUndeclared
+from cdc.log.computed_views import ComputedView
 from cdc.table import TableSchema
 from cdc.view_sql.view_query import ViewQuery
 from pipelines.runtime.query_checks import changes_with_time, float_aggregates
@@ -26,7 +27,7 @@ from pipelines.views.affected_rows import KEYS_AT_ONCE, AffectedRows, ChangedInp
 from pipelines.views.changed_rows import CHANGED_ROWS, all_new, check_key, differences
 from pipelines.views.kept_rows import check_time, old_rows, view_rows
 from pipelines.views.large_build import LARGE, LargeBuild, have_rows
-from pipelines.views.log_of_views import ComputedView, LogAsOf, ViewCommit
+from pipelines.views.log_of_views import LogAsOf, ViewCommit
 from pipelines.views.row_buffer import RowBuffer
 from pipelines.views.view_columns import result_fields, view_schema
 from pipelines.views.view_inputs import InputRemoved, ViewInputs

@@ -33,6 +33,7 @@ from pyspark.sql import SparkSession
 from cdc.config import DeltaSinkDefinition, rule_of, table_settings
 from cdc.config.views import View
 from cdc.errors import CdcError, Reaction, ViewError, ViewFailed
+from cdc.log.computed_views import Committed, ComputedFrom, ComputedView, InputVersion
 from cdc.log.disk_format import CommitSource
 from cdc.log.reader import LogReader
 from cdc.position import Position
@@ -41,7 +42,7 @@ from cdc.table import TableSchema, TableState
 from cdc.view_sql.view_query import ViewQuery, queries_of
 from pipelines.views.input_changes import KeysByRelation, changed_keys, cut_of, distinct, usable_inputs
 from pipelines.views.kept_rows import floor_at
-from pipelines.views.log_of_views import ComputedFrom, ComputedView, Cut, InputVersion, LogOfViews, ViewCommit
+from pipelines.views.log_of_views import Cut, LogOfViews, ViewCommit
 from pipelines.views.view_computation import ComputationLimits, ViewComputation, ViewTask, Work
 from pipelines.views.view_thread import ViewThread
 
@@ -165,10 +166,11 @@ class ViewEngine:
         cut = cut_of(record)
         step = self._step(record, cut)
         commit, computed = self._log.begin(cut), dict[str, ComputedView]()
+        committed = Committed(commit.position, int(cut.position), self._log.computed_from.cut)
         for view in self._views:
-            found = self._compute(view, step, commit)
-            if found is not None:
-                computed[view.name] = found
+            result = self._compute(view, step, commit)
+            if result is not None:
+                computed[view.name] = result.committed(committed, step.views.get(view.name))
         commit.commit(source, ComputedFrom(int(cut.position), computed))
         for thread in self._idle:
             thread.inputs.keep_only(step.inputs)

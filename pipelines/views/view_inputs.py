@@ -14,6 +14,7 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import functions as F
 
 from cdc.config import DeltaSinkDefinition, rule_of, table_settings
+from cdc.log.computed_views import InputVersion
 from cdc.table import TableSchema
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN, column_name
 from pipelines.sinks.delta.settings import type_policy
@@ -21,7 +22,6 @@ from pipelines.sinks.delta.spark_target import frame_at, frame_of
 from pipelines.sinks.delta.target_layout import backticked
 from pipelines.types.typed_rows import typed_keys
 from pipelines.views.followed_inputs import FollowedInputs
-from pipelines.views.log_of_views import InputVersion
 from pipelines.views.needed_rows import RowsOfCuts
 from pipelines.views.view_columns import result_rows
 

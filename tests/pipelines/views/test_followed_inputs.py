@@ -8,11 +8,11 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
+from cdc.log.computed_views import InputVersion
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.sinks.delta.table_version import RowsNotReadable
 from pipelines.views.followed_inputs import FollowedInputs, opened
-from pipelines.views.log_of_views import InputVersion
 from pipelines.views.needed_rows import ChangedRows
 from tests.contracts.folded import batch, put
 

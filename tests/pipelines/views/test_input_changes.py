@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from cdc.log.computed_views import InputVersion
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.stores.published_record import Published, TableRecord
 from pipelines.views.input_changes import changed_keys, distinct, usable_inputs
-from pipelines.views.log_of_views import InputVersion
 from tests.pipelines.shop_pipeline import COPY, END, ITEMS, ORDERS, change, make_shop
 
 

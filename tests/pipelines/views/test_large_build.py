@@ -9,11 +9,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from cdc.errors import ValueNotRepresentable, ViewKeyNotUnique
+from cdc.log.computed_views import InputVersion
 from cdc.table import TableSchema
 from pipelines.views.changed_rows import ROWS
 from pipelines.views.kept_rows import view_rows
 from pipelines.views.large_build import LargeBuild, have_rows
-from pipelines.views.log_of_views import BUILDS, InputVersion, LogOfViews
+from pipelines.views.log_of_views import BUILDS, LogOfViews
 from pipelines.views.view_columns import result_rows, view_schema
 from tests.fixtures.one_table_lake import OneTableLake
 from tests.log.rows import IDENTITY, LIMITS

@@ -10,19 +10,12 @@ import pytest
 
 from cdc import failpoint
 from cdc.errors import LogFenced, ViewFailed
+from cdc.log.computed_views import ComputedFrom, ComputedView, InputVersion
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.table import TableSchema, TableState
 from pipelines.views.changed_rows import ROWS, all_new, differences
-from pipelines.views.log_of_views import (
-    ComputedFrom,
-    ComputedView,
-    Cut,
-    InputVersion,
-    LogOfViews,
-    ViewCommit,
-    rows_of_view,
-)
+from pipelines.views.log_of_views import Cut, LogOfViews, ViewCommit, rows_of_view
 from tests.log.rows import IDENTITY, LIMITS, schema_of
 from tests.pipelines.views.view_pipeline import SOURCE
 

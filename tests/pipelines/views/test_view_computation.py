@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from cdc.errors import SinkUnavailable
-from pipelines.views.log_of_views import ComputedView
+from cdc.log.computed_views import ComputedView
 from pipelines.views.view_computation import (
     INCREMENTAL,
     WHOLE,

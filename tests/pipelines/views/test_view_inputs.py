@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from pipelines.views.log_of_views import InputVersion
+from cdc.log.computed_views import InputVersion
 from pipelines.views.needed_rows import RowsOfCuts
 from pipelines.views.view_inputs import InputRemoved, ViewInputs
 from tests.fixtures.one_table_lake import OneTableLake
