@@ -105,14 +105,27 @@ def target_uri(template: str, schema: str, table: str, more: Mapping[str, str] |
     return _PLACEHOLDER.sub(filled, template)
 
 
-def published_uri(template: str) -> str:
+def published_uri(template: str, *, with_tables: bool = False) -> str:
     """Return the URI of the Delta table with a sink's published cuts, for the sink's path template.
 
     The table is in the deepest folder without a placeholder: `lake/{schema}/{table}` → `lake/_cdc/published`.
+    with_tables: whether it is a sink of views that writes into the folder of a sink of tables; its record is in
+    `lake/_cdc/views/published`.
     """
     fixed = _PLACEHOLDER.split(template, maxsplit=1)[0]
     root = fixed if fixed == template else fixed.rpartition("/")[0]
-    return f"{root.rstrip('/')}/_cdc/published" if root or fixed.startswith("/") else "_cdc/published"
+    folder = f"{root.rstrip('/')}/_cdc" if root or fixed.startswith("/") else "_cdc"
+    record = f"{folder}/published"
+    return record_of_views(record) if with_tables else record
+
+
+def record_of_views(record: str) -> str:
+    """Return the URI of the published cuts of the views that are next to the tables of a sink.
+
+    record: URI of the published cuts of the sink of tables.
+    """
+    folder, _, name = record.rpartition("/")
+    return f"{folder}/views/{name}"
 
 
 def parked_uri(record: str) -> str:

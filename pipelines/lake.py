@@ -9,7 +9,6 @@ from cdc.config import DeltaSinkDefinition
 from cdc.position import Position
 from cdc.stores.lake_reader import Lake, Moment, ReadAt, aliases, parse_at, tables_by_shared_target
 from cdc.stores.published_record import Published, TargetState, by_topic
-from cdc.stores.target_rule_changes import TargetRules
 from pipelines.sinks.delta.spark_target import frame_at
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ def cut(sink: DeltaSinkDefinition | str, moment: Moment | str = "published") -> 
     `latest` mean the newest cut. Raises ConfigError for other text, and CutUnavailable if no such cut is kept.
     """
     point = moment if isinstance(moment, Position | datetime) else parse_at(moment)
-    lake = Lake.open(sink if isinstance(sink, str) else sink.path)
+    lake = _opened(sink)
     return lake.cut(ReadAt.PUBLISHED if point is ReadAt.LATEST else point)
 
 
@@ -44,7 +43,7 @@ def at(
     versions = record.versions
     tables_by_name = {topic: [table] for topic, table in by_topic(record.tables.values()).items()}
     tables_by_name = {**tables_by_shared_target(record.tables.values()), **tables_by_name}
-    lake = Lake.open(sink) if isinstance(sink, str) else Lake.open(sink.path, TargetRules.of(sink))
+    lake = _opened(sink)
     return {
         name: frame_at(spark, parts[0].target, versions[parts[0].target], [part.relation for part in parts])
         for name, parts in tables_by_name.items()
@@ -67,3 +66,7 @@ def views(
     for topic, frame in frames.items():
         frame.createOrReplaceTempView(names[topic])
     return {topic: names[topic] for topic in frames}
+
+
+def _opened(sink: DeltaSinkDefinition | str) -> Lake:
+    return Lake.open(sink) if isinstance(sink, str) else Lake.of(sink)

@@ -66,7 +66,7 @@ class NewSinkCheck:
 
 def _is_new(sink: Sink) -> bool:
     if isinstance(sink, DeltaSinkDefinition):
-        return not is_begun(sink.path)
+        return not is_begun(sink)
     return not Path(sink.path, "meta.json").exists()
 
 

@@ -35,6 +35,7 @@ def delta_settings(sink: DeltaSinkDefinition) -> DeltaSettings:
     return DeltaSettings(
         name=sink.name,
         path=sink.path,
+        record=sink.record_uri,
         writer=Writer(sink.writer.value),
         table=settings_with_rule(sink, None),
         rules=sink.rules,

@@ -64,7 +64,7 @@ from cdc.postgres.tables import match_tables, matched_schemas
 from cdc.snapshot.publication_sync import publication_control
 from cdc.stores.lake_reader import Lake
 from cdc.stores.search_reader import open_search
-from cdc.stores.target_rule_changes import TargetRules, hidden_columns, masked_columns
+from cdc.stores.target_rule_changes import hidden_columns, masked_columns
 from cdc.stores.unwritable_tables import tables_in
 from cdc.table import TableSchema, matches
 
@@ -195,7 +195,7 @@ def rule_problems(definition: Definition, file: str) -> list[PreflightProblem]:
             found += _index_problems(sink, file)
             continue
         try:
-            differing = Lake.open(sink.path, TargetRules.of(sink)).differences()
+            differing = Lake.of(sink).differences()
         except SinkUnavailable as exc:
             fix = complete_remedy(exc.fix, sink=sink.name, file=file)
             found.append(PreflightProblem(exc.code, f"sink {sink.name}", f"{exc.message}; {fix}"))

@@ -172,7 +172,6 @@ def _find_parked_row(definition: Definition, letter: DeadLetter) -> tuple[Parked
     """
     from cdc.stores.lake_reader import Lake
     from cdc.stores.search_reader import open_search
-    from cdc.stores.target_rule_changes import TargetRules
     from cdc.table import TableSchema
 
     sink = next((sink for sink in definition.sinks if sink.name == letter.sink), None)
@@ -182,7 +181,7 @@ def _find_parked_row(definition: Definition, letter: DeadLetter) -> tuple[Parked
     row = next((row for row in rows if (row.topic, row.key) == (letter.topic, letter.key)), None)
     # a row that was parked under other rules may contain columns that the present rules hide
     if row is not None and sink is not None and sink.type == "delta":
-        Lake.open(sink.path, TargetRules.of(sink)).check_rules(row.relation)
+        Lake.of(sink).check_rules(row.relation)
     if row is not None and sink is not None and sink.type == "search":
         open_search(sink).check_rules(row.relation, sink)
     schema = None if row is None else record.tables[row.relation].schema
@@ -206,8 +205,8 @@ def _read_parked_rows(sink: DeltaSinkDefinition | SearchSinkDefinition) -> tuple
     from cdc.stores.dead_letter_rows import read_parked
     from cdc.stores.lake_reader import Lake
 
-    record = Lake.open(sink.path).published()
-    return record, [] if record is None else read_parked(sink.path, record)
+    record = Lake.of(sink).published()
+    return record, [] if record is None else read_parked(sink.record_uri, record)
 
 
 def _key(letter: DeadLetter) -> str:

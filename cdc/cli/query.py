@@ -67,12 +67,12 @@ def query(  # noqa: PLR0913, PLR0917 - one parameter per option
     definition = load_definition(config)
     if context.obj.owns_process:
         deny_file_writes()  # the second barrier; the first is the engine's parser
-    from cdc.stores.table_query import QueryRequest, find_delta_sink, query_tables
+    from cdc.stores.table_query import QueryRequest, queried_sink, query_tables
 
     request = QueryRequest(
         sql=sql, at=at, limit=limit, min_position=min_position, timeout=parse_seconds(timeout, "--timeout")
     )
-    answer = query_tables(find_delta_sink(definition, sink), request)
+    answer = query_tables(queried_sink(definition, sink), request)
     summary = f"{len(answer.rows)} {'row' if len(answer.rows) == 1 else 'rows'}" + (
         f"; further rows are left out because of --limit {limit}" if answer.more else ""
     )

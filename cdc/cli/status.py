@@ -117,12 +117,12 @@ def _print_lines(found: PipelineStatus, summary: str, file: Path) -> None:
         echo(f"  {'kept':<10}{retention_line(found.log)}")
     for sink in found.sinks:
         slowed = f"  {sink.reason}" if sink.reason and sink.state != "failed" else ""
-        echo(f"  {sink.name:<10}{sink.position or '–':<14}  lag {_seconds(sink.lag_seconds)}  {sink.state}{slowed}")
+        echo(f"  {sink.name:<9} {sink.position or '–':<14}  lag {_seconds(sink.lag_seconds)}  {sink.state}{slowed}")
     _print_tables(found, file)
     for verified in found.verified:
         through = verified.verified_through or f"not all rows yet, {verified.ranges} ranges"
         apart = f"  {verified.mismatched:,} rows differed" if verified.mismatched else ""
-        echo(f"    {verified.topic:<32}{verified.sink:<10}verified through {through}{apart}")
+        echo(f"    {verified.topic:<31} {verified.sink:<9} verified through {through}{apart}")
     for backfill in found.backfills:
         if backfill.pending:
             what = tables_text(backfill.request)
@@ -138,7 +138,7 @@ def _print_tables(found: PipelineStatus, file: Path) -> None:
 
     for table in found.tables:
         where, counted = (table.sink, "merged") if table.sink else ("source", "copied")
-        echo(f"    {table.topic:<32}{where:<10}{table.state:<14}{table.rows:>12,} {counted}")
+        echo(f"    {table.topic:<31} {where:<9} {table.state:<14}{table.rows:>12,} {counted}")
         if table.progress is not None and (words := progress_text(table.progress)):
             echo(f"      {words}")
         # for example parked keys or foreign writes; the reason of a failed table is among the problems

@@ -34,7 +34,7 @@ from cdc.config.field_types import (
 )
 from cdc.config.object_store import Storage, log_root
 from cdc.config.secret import HIDDEN, Secret
-from cdc.config.sinks import DeltaSinkDefinition, Sink
+from cdc.config.sinks import DeltaSinkDefinition, Sink, has_tables_and_views, with_views_apart
 from cdc.config.source import Snapshot, Source
 from cdc.config.units import Bytes, Seconds
 from cdc.config.views import View
@@ -284,6 +284,13 @@ class Definition(Model):
     def with_rules_of(self, other: Self) -> Self:
         """Return a copy of this definition with the table rules of another definition."""
         return self.model_copy(update={"tables": other.tables, "exclude": other.exclude})
+
+    @model_validator(mode="after")
+    def _views_of_sinks_apart(self) -> Self:
+        """Return the definition with two sinks in place of each one that receives tables and views."""
+        if not any(has_tables_and_views(sink) for sink in self.sinks):
+            return self
+        return self.model_copy(update={"sinks": with_views_apart(self.sinks)})
 
     @model_validator(mode="after")
     def _documents_as_views(self) -> Self:

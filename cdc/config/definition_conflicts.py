@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from cdc.config.definition import Definition
 from cdc.config.destinations import FileDelivery
-from cdc.config.field_types import fixed_part, is_remote, placeholders
+from cdc.config.field_types import LONGEST_NAME, fixed_part, is_remote, placeholders
 from cdc.config.object_store import storage_keys
 from cdc.config.sinks import (
     EXCLUSIVE_KEYS,
@@ -75,7 +75,19 @@ class Disagreement(NamedTuple):
 
 def disagreements(definition: Definition) -> Iterator[Disagreement]:
     """Yield all conflicts in a definition, each with the key that the user should change."""
+    # a sink of views that the file does not have repeats the settings, and so the conflicts, of its sink of tables
+    places = {sink.name: place for place, sink in enumerate(definition.sinks)}
+    repeated = {place: places.get(sink.views_of or "", place) for place, sink in enumerate(definition.sinks)}
+    in_file = (
+        Disagreement(("sinks", repeated[int(key[1])], *key[2:]) if key[0] == "sinks" else key, message)
+        for key, message in _disagreements(definition)
+    )
+    yield from dict.fromkeys(in_file)
+
+
+def _disagreements(definition: Definition) -> Iterator[Disagreement]:
     yield from _names(definition)
+    yield from _views_of_sinks(definition)
     yield from _paths(definition)
     yield from _delivery_directories(definition)
     yield from _signals(definition)
@@ -99,7 +111,8 @@ def _names(definition: Definition) -> Iterator[Disagreement]:
     seen: set[str] = set()
     for place, sink in enumerate(definition.sinks):
         if sink.name in seen:
-            yield Disagreement(("sinks", place, "name"), "another sink has this name")
+            which = "this name" if sink.views_of is None else f"the name {sink.name!r}, which the sink of its views has"
+            yield Disagreement(("sinks", place, "name"), f"another sink has {which}")
         if definition.views and sink.name == NAME_OF_VIEWS:
             yield Disagreement(("sinks", place, "name"), "the state of the views is reported under this name")
         seen.add(sink.name)
@@ -112,6 +125,22 @@ def _names(definition: Definition) -> Iterator[Disagreement]:
         if rule.match in matches:
             yield Disagreement(("tables", place, "match"), "another rule has this glob")
         matches.add(rule.match)
+
+
+def _views_of_sinks(definition: Definition) -> Iterator[Disagreement]:
+    """Yield a conflict for each sink of views that is next to a sink to which it cannot belong."""
+    sinks = {sink.name: sink for sink in definition.sinks_of_tables}
+    for place, sink in enumerate(definition.sinks):
+        if sink.views_of is None:
+            continue
+        key: Key = ("sinks", place, "views_of")
+        tables = sinks.get(sink.views_of)
+        if len(sink.name) > LONGEST_NAME:
+            yield Disagreement(("sinks", place, "name"), f"too long: its views are in a sink called {sink.name!r}")
+        if not sink.views or tables is None or tables.type != sink.type:
+            yield Disagreement(key, "expected a sink of views, and the name of a sink of tables of the same type")
+        elif isinstance(sink, DeltaSinkDefinition) and sink.path != tables.path:
+            yield Disagreement(key, f"expected the path of sink {sink.views_of!r}")
 
 
 def _signals(definition: Definition) -> Iterator[Disagreement]:
@@ -136,8 +165,8 @@ def _paths(definition: Definition) -> Iterator[Disagreement]:
     many_schemas = len({_schema(glob) for glob in definition.patterns}) > 1
     for place, sink in enumerate(definition.sinks):
         key: Key = ("sinks", place, "path")
-        if not sink.path:  # the indexes are in a search server
-            continue
+        if not sink.path or (sink.views_of and isinstance(sink, DeltaSinkDefinition)):
+            continue  # the indexes are in a search server, or the views are in the folder of a sink of tables
         names = placeholders(sink.path)
         if isinstance(sink, SearchSinkDefinition) and is_remote(sink.path):
             yield Disagreement(key, "expected a local directory: a search index cannot be in an object store")
@@ -260,7 +289,12 @@ def _routes(definition: Definition) -> Iterator[Disagreement]:
     for place, sink in enumerate(definition.sinks):
         if not isinstance(sink, DeltaSinkDefinition):
             continue
-        others = {fixed_part(other.path): f"sink {other.name!r}" for other in definition.sinks if other is not sink}
+        apart = (
+            other
+            for other in definition.sinks
+            if other is not sink and other.views_of != sink.name and sink.views_of != other.name
+        )
+        others = {fixed_part(other.path): f"sink {other.name!r}" for other in apart}
         others[definition.log.path] = "the log"
         for number, rule in enumerate(sink.rules):
             key: Key = ("sinks", place, "rules", number, "path")

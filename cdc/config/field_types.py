@@ -160,7 +160,9 @@ def sibling_path(path: str, name: str) -> str:
     return f"{path.rpartition('/')[0] or '.'}/{name}"
 
 
-Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,39}$")]
+LONGEST_NAME: Final = 40
+"""Maximum number of characters of a Name."""
+Name = Annotated[str, Field(pattern=rf"^[a-z][a-z0-9_]{{0,{LONGEST_NAME - 1}}}$")]
 """Name of a pipeline or a sink; short and plain, because slot, publication and file names contain it."""
 Identifier = Annotated[str, Field(min_length=1, max_length=63)]
 """An identifier in Postgres, of at most 63 characters; Postgres silently truncates a longer one."""

@@ -18,7 +18,7 @@ from cdc.config.units import Bytes, Seconds
 from cdc.config.views import with_views
 from cdc.errors import TransformFailed
 from cdc.table import TableSchema, matches
-from cdc.target_names import target_uri
+from cdc.target_names import published_uri, target_uri
 
 _OURS: Final = (
     "delta.checkpointInterval",
@@ -344,7 +344,10 @@ class DeltaSinkDefinition(TableSettings):
     tables: Annotated[tuple[Glob, ...], Field(min_length=1)] = ("*.*",)
     """Globs over `schema.table` of the captured tables that go to this sink; default all."""
     views: tuple[Glob, ...] = ()
-    """Globs over `schema.table` of the views that go to this sink, instead of tables; default none."""
+    """Globs over `schema.table` of the views that go to this sink; default none. Without `tables`, the sink has no
+    tables. With both, the views are in a sink of their own, NAME_views."""
+    views_of: Name | None = None
+    """Sink of tables to which this sink of views belongs. cdc sets it for a sink that has tables and views."""
     rules: tuple[SinkRule, ...] = ()
     """Settings for single tables. The first rule that matches a table applies; settings that the rule leaves out are
     taken from the sink."""
@@ -356,9 +359,14 @@ class DeltaSinkDefinition(TableSettings):
     cuts: CutSettings = CutSettings()
     upkeep: TargetUpkeep = TargetUpkeep()
 
+    @property
+    def record_uri(self) -> str:
+        """URI of the Delta table with the published cuts of the sink."""
+        return published_uri(self.path, with_tables=self.views_of is not None)
+
     @model_validator(mode="after")
     def _views_or_tables(self) -> Self:
-        return with_views(self)
+        return with_views(self, may_have_both=True)
 
 
 class SearchSettings(Model):
@@ -402,7 +410,10 @@ class SearchSinkDefinition(SearchSettings):
     tables: Annotated[tuple[Glob, ...], Field(min_length=1)] = ("*.*",)
     """Globs over `schema.table` of the captured tables that go to this sink; default all."""
     views: tuple[Glob, ...] = ()
-    """Globs over `schema.table` of the views that go to this sink, instead of tables; default none."""
+    """Globs over `schema.table` of the views that go to this sink; default none. Without `tables`, the sink has no
+    tables. With both, the views are in a sink of their own, NAME_views."""
+    views_of: Name | None = None
+    """Sink of tables to which this sink of views belongs. cdc sets it for a sink that has tables and views."""
     rules: tuple[SearchRule, ...] = ()
     """Settings for single tables. The first rule that matches a table applies; settings that the rule leaves out are
     taken from the sink."""
@@ -418,7 +429,7 @@ class SearchSinkDefinition(SearchSettings):
             raise invalid("engine {engine} has no key {key}", engine=self.engine, key=repr(other))
         if self.engine == "tantivy" and self.schema_changes is IndexChanges.REBUILD:
             raise invalid("'schema_changes: rebuild' requires engine opensearch or elasticsearch")
-        return with_views(self)
+        return with_views(self, may_have_both=True)
 
     @property
     def location(self) -> str:
@@ -451,3 +462,31 @@ def search_fingerprint(topic: str, sink: SearchSettings, rules: Sequence[SearchR
 
 
 Sink = Annotated[DeltaSinkDefinition | SearchSinkDefinition, Field(discriminator="type")]
+
+
+def has_tables_and_views(sink: DeltaSinkDefinition | SearchSinkDefinition) -> bool:
+    """Whether a sink, as a definition file has it, receives tables and views."""
+    return bool(sink.views) and sink.tables != sink.views
+
+
+def name_of_views(sink: DeltaSinkDefinition | SearchSinkDefinition) -> str:
+    """Return the name of the sink with the views of a sink that has tables, too."""
+    return f"{sink.name}_views"
+
+
+def with_views_apart(
+    sinks: Sequence[DeltaSinkDefinition | SearchSinkDefinition],
+) -> tuple[DeltaSinkDefinition | SearchSinkDefinition, ...]:
+    """Return the sinks, with the views of each one that has tables in a sink of their own at the end.
+
+    Tables and views come from two logs, so each part has a position, a published record and parked rows of its own.
+    """
+    tables = [sink.model_copy(update={"views": ()}) if has_tables_and_views(sink) else sink for sink in sinks]
+    return (*tables, *(_views_of(sink) for sink in sinks if has_tables_and_views(sink)))
+
+
+def _views_of(sink: DeltaSinkDefinition | SearchSinkDefinition) -> DeltaSinkDefinition | SearchSinkDefinition:
+    changes: dict[str, Any] = {"name": name_of_views(sink), "tables": sink.views, "views_of": sink.name}
+    if isinstance(sink, SearchSinkDefinition) and sink.path:
+        changes["path"] = f"{sink.path.rstrip('/')}_views"  # a local index has one writer
+    return sink.model_copy(update=changes)

@@ -68,11 +68,16 @@ class View(ViewOptions):
 _Consumer = TypeVar("_Consumer", bound=BaseModel)
 
 
-def with_views(consumer: _Consumer) -> _Consumer:
-    """Return a sink or a delivery with the globs of its views in place of those of `tables`, if it has views."""
+def with_views(consumer: _Consumer, *, may_have_both: bool = False) -> _Consumer:
+    """Return a sink or a delivery with the globs of its views in place of those of `tables`, if it has views.
+
+    may_have_both: whether it may have views besides its tables; its globs are then left as they are.
+    """
     views = getattr(consumer, "views", ())
     if not views:
         return consumer
     if "tables" in consumer.model_fields_set and getattr(consumer, "tables", ()) != views:
-        raise invalid("'tables' and 'views' exclude each other: tables and views need two sinks or deliveries")
+        if may_have_both:
+            return consumer
+        raise invalid("'tables' and 'views' exclude each other: tables and views need two deliveries")
     return consumer.model_copy(update={"tables": views})

@@ -20,8 +20,7 @@ from cdc.errors import ChildFailed, QueryStopped, error_of_code
 from cdc.service.warm_process import ForkedProcess, WarmProcess, kill_child
 
 if TYPE_CHECKING:
-    from cdc.config import DeltaSinkDefinition
-    from cdc.stores.table_query import QueryRequest  # its import takes a second and 100 MB
+    from cdc.stores.table_query import QueriedSink, QueryRequest  # its import takes a second and 100 MB
 
 RUN_TIME: Final = 30.0
 """Maximum seconds for which a query may run; the wait for a position is not part of it."""
@@ -90,7 +89,7 @@ class QueryProcesses:
         self._lock = Lock()
         self._warm: WarmProcess | None = None
 
-    def start(self, sink: DeltaSinkDefinition, request: QueryRequest) -> RunningQuery:
+    def start(self, sink: QueriedSink, request: QueryRequest) -> RunningQuery:
         """Start a process for a query of a sink."""
         seconds = RUN_TIME + (0 if request.min_position is None else request.timeout)
         with TemporaryFile() as file:  # not an argument, because every account can read the arguments of a process

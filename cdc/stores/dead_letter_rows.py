@@ -16,7 +16,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from cdc.stores.published_record import Published, TableRecord
-from cdc.target_names import parked_uri, published_uri
+from cdc.target_names import parked_uri
 
 Key = tuple[str, ...]
 """The values of the key columns as Postgres text, in key order."""
@@ -199,8 +199,8 @@ def _lost(table: TableRecord, key: Key, position: int, ordinal: int) -> ParkedRo
     )  # fmt: skip
 
 
-def read_parked(template: str, record: Published) -> list[ParkedRow]:
-    """Return the parked rows of a sink at a published record; `template` is the sink's path template."""
-    uri = parked_uri(published_uri(template))
+def read_parked(record_uri: str, record: Published) -> list[ParkedRow]:
+    """Return the parked rows of a sink at a published record; `record_uri` is the URI of its published cuts."""
+    uri = parked_uri(record_uri)
     entries = read_entries(DeltaTable(uri)) if DeltaTable.is_deltatable(uri) else []
     return [row for rows in parked_at(entries, record, {}).values() for row in rows.values()]

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
+from cdc.config.sinks import DeltaSinkDefinition
 from cdc.errors import (
     ConfigError,
     CutUnavailable,
@@ -100,9 +101,10 @@ def _zoned(moment: datetime) -> datetime:
 class Lake:
     """Reads the Delta targets of one sink; every call reads the published record again."""
 
-    def __init__(self, template: str, rules: TargetRules | None = None) -> None:
+    def __init__(self, template: str, rules: TargetRules | None = None, record: str | None = None) -> None:
+        """`record` is the URI of the table of published cuts, if it is not where the path template puts it."""
         self._template, self._rules = template, rules
-        self._published_uri = published_uri(template)
+        self._published_uri = record or published_uri(template)
 
     @classmethod
     def open(cls, template: str, rules: TargetRules | None = None) -> Self:
@@ -111,6 +113,11 @@ class Lake:
         `rules` are the sink's current rules. Queries then refuse targets whose rows were not written under these rules.
         """
         return cls(template, rules)
+
+    @classmethod
+    def of(cls, sink: DeltaSinkDefinition) -> Self:
+        """Return a Lake for a sink of a definition, with the sink's current rules, without any I/O."""
+        return cls(sink.path, TargetRules.of(sink), sink.record_uri)
 
     def published(self) -> Published | None:
         """Return the published record of the sink, or None before its first cut.
@@ -146,6 +153,10 @@ class Lake:
                 remedy="run the query again, or request a later cut",
             )
         return record
+
+    def cut_for(self, sql: str, at: ReadAt | Moment = ReadAt.PUBLISHED) -> Published:  # noqa: ARG002 - see LakeWithViews
+        """Return the record of the cut that a statement reads. Raises the errors of `cut`."""
+        return self.cut(at)
 
     def tables(self) -> list[TableRecord]:
         """Return the tables of the published record, sorted by topic."""

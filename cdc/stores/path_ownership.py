@@ -10,6 +10,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 
+from cdc.config.sinks import DeltaSinkDefinition
 from cdc.errors import SinkUnavailable, TargetUnusable
 from cdc.stores.lake_reader import Lake
 from cdc.stores.unsupported_table_features import features_in_error
@@ -82,9 +83,9 @@ def foreign_table_error(uri: str, name: str) -> TargetUnusable:
     )
 
 
-def is_begun(template: str) -> bool:
+def is_begun(sink: DeltaSinkDefinition) -> bool:
     """Return True if the sink has published a cut. Also return True if the store cannot be read."""
     try:
-        return Lake.open(template).published() is not None
+        return Lake.of(sink).published() is not None
     except (DeltaError, OSError):
         return True

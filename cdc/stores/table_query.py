@@ -16,13 +16,14 @@ from typing import Any
 import pyarrow as pa
 
 from cdc.config import Definition, DeltaSinkDefinition
-from cdc.errors import ConfigError, PositionNotReached, UnknownName
+from cdc.errors import ConfigError, CutUnavailable, PositionNotReached, UnknownName
+from cdc.log.bucket_files import Root
 from cdc.position import Position
 from cdc.stores.awaited_position import POLL, AwaitedPosition
 from cdc.stores.cut_retention import format_time
 from cdc.stores.lake_reader import Lake, ReadAt, parse_at
+from cdc.stores.lake_with_views import LakeWithViews
 from cdc.stores.published_record import Published, TableRecord, TargetState, by_topic
-from cdc.stores.target_rule_changes import TargetRules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,22 @@ class QueryRequest:
     """Wait until the published cut has reached this position; an LSN without an epoch is of the present epoch."""
     timeout: float = 10.0
     """Maximum seconds to wait for the position."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueriedSink:
+    """A Delta sink that a statement reads, and what belongs to it."""
+
+    sink: DeltaSinkDefinition
+    views: DeltaSinkDefinition | None = None
+    """The sink of the views that are next to its tables."""
+    log_of_views: Root | None = None
+
+    def lake(self) -> Lake:
+        """Return the lake of the sink, without any I/O."""
+        if self.views is None or self.log_of_views is None:
+            return Lake.of(self.sink)
+        return LakeWithViews(self.sink, self.views, self.log_of_views)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +100,21 @@ def find_delta_sink(definition: Definition, name: str | None) -> DeltaSinkDefini
     return found
 
 
-def query_tables(sink: DeltaSinkDefinition, request: QueryRequest) -> QueryAnswer:
+def queried_sink(definition: Definition, name: str | None) -> QueriedSink:
+    """Return the Delta sink with this name, or the first one, with its views; raises UnknownName if there is none."""
+    sink = find_delta_sink(definition, name)
+    views = (
+        other for other in definition.sinks if isinstance(other, DeltaSinkDefinition) and other.views_of == sink.name
+    )
+    return QueriedSink(sink, next(views, None), definition.log.of_views)
+
+
+def query_tables(queried: QueriedSink, request: QueryRequest) -> QueryAnswer:
     """Wait for the position, run the statement, and return its rows.
 
     Raises PositionNotReached if the sink does not reach the position in time, and the errors of `Lake.query`.
     """
-    lake = Lake.open(sink.path, TargetRules.of(sink))
+    lake = queried.lake()
     read_at = parse_at(request.at)
     if request.min_position is not None:
         if read_at is not ReadAt.PUBLISHED:
@@ -96,9 +122,9 @@ def query_tables(sink: DeltaSinkDefinition, request: QueryRequest) -> QueryAnswe
                 f"a query at {request.at!r} cannot wait for a position",
                 remedy="leave out either the minimum position or the point in time",
             )
-        cut: Published | None = _wait(lake, sink.name, request)
+        cut: Published | None = _wait(lake, queried.sink.name, request)
     else:
-        cut = None if read_at is ReadAt.LATEST else lake.cut(read_at)
+        cut = None if read_at is ReadAt.LATEST else lake.cut_for(request.sql, read_at)
     reader = lake.query(request.sql, cut or ReadAt.LATEST)
     rows, more = _read_rows(reader, request.limit)
     return QueryAnswer(reader.schema.names, rows, more, cut)
@@ -110,7 +136,7 @@ def _wait(lake: Lake, sink: str, request: QueryRequest) -> Published:
     deadline = time.monotonic() + request.timeout
     attempts = 0
     while True:
-        record = lake.published()
+        record = _newest_cut(lake, request.sql)
         if record is not None and wanted.is_reached(record.position):
             return record
         remaining = deadline - time.monotonic()
@@ -121,6 +147,14 @@ def _wait(lake: Lake, sink: str, request: QueryRequest) -> Published:
             )
         attempts += 1
         time.sleep(min(remaining, POLL.seconds(attempts)))
+
+
+def _newest_cut(lake: Lake, sql: str) -> Published | None:
+    """Return the newest cut that a statement can read; None if there is none yet."""
+    try:
+        return lake.cut_for(sql)
+    except CutUnavailable:
+        return None
 
 
 def _read_rows(reader: pa.RecordBatchReader, limit: int) -> tuple[list[list[Any]], bool]:

@@ -211,7 +211,7 @@ def position_before(log: LogReader, time: datetime) -> Position:
 
 def _published_record(wanted: DeltaSinkDefinition | SearchSinkDefinition) -> Published | None:
     if isinstance(wanted, DeltaSinkDefinition):
-        return Lake.open(wanted.path).published()
+        return Lake.of(wanted).published()
     try:
         return open_search(wanted).published
     except SinkUnavailable:

@@ -51,8 +51,12 @@ class SinkAtRest:
 
 def open_at_rest(sink: DeltaSinkDefinition | SearchSinkDefinition) -> SinkAtRest:
     """Open a sink at its last published record. Raises PositionNotReached if nothing was published."""
-    index = open_search(sink, at_rest=True) if isinstance(sink, SearchSinkDefinition) else None
-    record = Lake.open(sink.path).published() if index is None else index.published
+    index, record = None, None
+    if isinstance(sink, SearchSinkDefinition):
+        index = open_search(sink, at_rest=True)
+        record = index.published
+    else:
+        record = Lake.of(sink).published()
     if record is None:
         raise PositionNotReached(
             f"sink {sink.name!r} has published nothing yet", remedy="start 'cdc run', then verify again"

@@ -21,6 +21,7 @@ from cdc.failpoint import VARIABLE
 from cdc.position import Position
 from cdc.stores.dead_letter_rows import read_parked
 from cdc.stores.published_record import TableRecord, TargetState
+from cdc.target_names import published_uri
 from pipelines.__main__ import main
 from pipelines.dead_letters.requests import to_dead_letter
 from pipelines.lake import at as frames_at
@@ -293,7 +294,7 @@ def test_a_dead_letter_is_not_shown_before_its_target_follows_the_mask(
     path, template = shop.folder / "shop.yaml", f"{shop.folder}/lake/{{schema}}/{{table}}"
     record = shop.lake_of().published()
     assert record is not None
-    (letter,) = (to_dead_letter("lake", row) for row in read_parked(template, record))
+    (letter,) = (to_dead_letter("lake", row) for row in read_parked(published_uri(template), record))
     with Catalog.open(shop.definition.catalog.url) as catalog:
         catalog.dead_letters.mirror("shop", "lake", [letter])
     show = ("dlq", "show", letter.id, "-c", path, "--json")

@@ -20,7 +20,7 @@ from cdc.position import Position
 from cdc.service.status import pipeline_status
 from cdc.stores.published_record import TableRecord, TargetState
 from cdc.stores.search_reader import open_search
-from cdc.stores.table_query import QueryAnswer, QueryRequest, find_delta_sink, query_tables
+from cdc.stores.table_query import QueryAnswer, QueryRequest, queried_sink, query_tables
 from cdc.table import REMOVED, TableState
 from cdc.verify_and_replay_options import Against
 from pipelines.range_folder import RangeFolder
@@ -84,7 +84,7 @@ def opened(shop: ShopPipeline) -> Iterator[SinkLoop]:
 
 
 def query(shop: ShopPipeline, sql: str, at: str = "published") -> QueryAnswer:
-    return query_tables(find_delta_sink(shop.definition, "lake"), QueryRequest(sql=sql, at=at))
+    return query_tables(queried_sink(shop.definition, "lake"), QueryRequest(sql=sql, at=at))
 
 
 def test_a_dropped_table_keeps_its_last_rows_and_holds_nothing_back() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cdc.errors import QueryFailed, QueryStopped
-from cdc.stores.table_query import QueryRequest
+from cdc.stores.table_query import QueriedSink, QueryRequest
 from tests.fixtures.one_table_lake import OneTableLake
 
 COMMAND = (sys.executable, "-m", "cdc.service.query_process")
@@ -26,7 +26,7 @@ def _lake(tmp_path: Path) -> OneTableLake:
 
 
 def run(lake: OneTableLake, request: QueryRequest) -> dict[str, Any]:
-    given = pickle.dumps((lake.definition, request))
+    given = pickle.dumps((QueriedSink(lake.definition), request))
     ended = subprocess.run(COMMAND, input=given, stdout=subprocess.PIPE, check=True, timeout=60)
     found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
     return found

@@ -11,7 +11,7 @@ import pytest
 from cdc.errors import ChildFailed, CutUnavailable, QueryNotReadOnly, QueryStopped
 from cdc.service.running_query import QueryProcesses, RunningQuery
 from cdc.service.warm_process import ForkedProcess, WarmProcess
-from cdc.stores.table_query import QueryRequest
+from cdc.stores.table_query import QueriedSink, QueryRequest
 from tests.fixtures.one_table_lake import OneTableLake
 from tests.fixtures.waiting import until
 
@@ -38,7 +38,7 @@ def answer(running: RunningQuery) -> dict[str, Any]:
 
 
 def query(processes: QueryProcesses, lake: OneTableLake, sql: str, **given: Any) -> dict[str, Any]:
-    return answer(processes.start(lake.definition, QueryRequest(sql=sql, **given)))
+    return answer(processes.start(QueriedSink(lake.definition), QueryRequest(sql=sql, **given)))
 
 
 def test_an_answer_comes_as_json_values(processes: QueryProcesses, lake: OneTableLake) -> None:

@@ -93,13 +93,13 @@ def test_a_listed_key_without_an_entry_has_a_row_without_an_image() -> None:
 
 def test_entries_are_read_from_the_table_next_to_the_record(tmp_path: Path) -> None:
     template = f"{tmp_path}/{{schema}}/{{table}}"
-    assert read_parked(template, record_at(20)) == []
+    assert read_parked(published_uri(template), record_at(20)) == []
     entries = [DeadLetterEntry(replace(ROW, upto=30), parked=False), DeadLetterEntry(ROW)]
     uri = parked_uri(published_uri(template))
     write_deltalake(uri, pa.Table.from_pylist([entry.to_json() for entry in entries], PARKED_SCHEMA))
 
     assert [entry.row.upto for entry in read_entries(DeltaTable(uri))] == [20, 30]
-    assert read_parked(template, record_at(20, ROW.key)) == [ROW]
+    assert read_parked(published_uri(template), record_at(20, ROW.key)) == [ROW]
 
 
 def test_a_change_survives_its_json() -> None:

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from cdc.config import DeltaSinkDefinition
 from cdc.errors import TargetUnusable
 from cdc.stores.path_ownership import LOG_ID, STAGED, check_free, check_owner, check_path, is_begun
 from cdc.stores.published_record import Published
@@ -66,8 +67,8 @@ def test_a_table_of_another_program_names_no_log(tmp_path: Path) -> None:
 
 
 def test_a_sink_is_begun_once_it_published(tmp_path: Path) -> None:
-    template = f"{tmp_path}/{{schema}}/{{table}}"
-    assert not is_begun(template)
+    sink = DeltaSinkDefinition(type="delta", name="lake", path=f"{tmp_path}/{{schema}}/{{table}}")
+    assert not is_begun(sink)
     PublishedTable.open(f"{tmp_path}/_cdc/published", "log-1").write(Published(10, 0, {}))
 
-    assert is_begun(template)
+    assert is_begun(sink)

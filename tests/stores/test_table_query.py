@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cdc.errors import ConfigError, PositionNotReached, UnknownName
-from cdc.stores.table_query import QueryRequest, find_delta_sink, query_tables
+from cdc.stores.table_query import QueriedSink, QueryRequest, find_delta_sink, query_tables
 from tests.fixtures.one_table_lake import OneTableLake
 from tests.service.pipeline import definition
 
@@ -23,7 +23,7 @@ def _lake(tmp_path: Path) -> OneTableLake:
 def test_a_query_waits_for_the_first_cut_with_the_position(lake: OneTableLake) -> None:
     request = QueryRequest(sql=IDS, min_position="0/28", timeout=60)
     with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(query_tables, lake.definition, request)
+        waiting = pool.submit(query_tables, QueriedSink(lake.definition), request)
         lake.publish(20, 40)
         answer = waiting.result()
 
@@ -35,21 +35,21 @@ def test_a_query_waits_for_the_first_cut_with_the_position(lake: OneTableLake) -
 def test_a_position_that_is_not_reached_in_time_is_an_error(lake: OneTableLake) -> None:
     request = QueryRequest(sql=IDS, min_position="0/28", timeout=0)
     with pytest.raises(PositionNotReached, match="has no cut yet"):
-        query_tables(lake.definition, request)
+        query_tables(QueriedSink(lake.definition), request)
     lake.publish(20)
     with pytest.raises(PositionNotReached, match="is at 0/14: it did not reach 0/28"):
-        query_tables(lake.definition, request)
+        query_tables(QueriedSink(lake.definition), request)
 
 
 def test_a_past_cut_is_not_waited_for(lake: OneTableLake) -> None:
     with pytest.raises(ConfigError, match="cannot wait"):
-        query_tables(lake.definition, QueryRequest(sql=IDS, at="latest", min_position="0/28"))
+        query_tables(QueriedSink(lake.definition), QueryRequest(sql=IDS, at="latest", min_position="0/28"))
 
 
 @pytest.mark.parametrize(("limit", "rows", "more"), [(1, [[20]], True), (2, [[20], [40]], False)])
 def test_rows_over_the_limit_are_left_out(lake: OneTableLake, limit: int, rows: list[list[int]], more: bool) -> None:
     lake.publish(20, 40)
-    answer = query_tables(lake.definition, QueryRequest(sql=IDS, limit=limit))
+    answer = query_tables(QueriedSink(lake.definition), QueryRequest(sql=IDS, limit=limit))
 
     assert (answer.rows, answer.more) == (rows, more)
 
@@ -57,7 +57,7 @@ def test_rows_over_the_limit_are_left_out(lake: OneTableLake, limit: int, rows: 
 def test_values_that_json_cannot_hold_are_text(lake: OneTableLake) -> None:
     lake.publish(20)
     sql = "select 1.50::decimal(9, 2), 'NaN'::double, 0.5::double, x'0aff', date '2026-01-02', null, true from orders"
-    answer = query_tables(lake.definition, QueryRequest(sql=sql))
+    answer = query_tables(QueriedSink(lake.definition), QueryRequest(sql=sql))
 
     assert answer.rows == [["1.50", "nan", 0.5, "\\x0aff", "2026-01-02", None, True]]
 

@@ -26,12 +26,14 @@ from deltalake.schema import Schema
 from cdc import atomic_file
 from cdc.errors import CutUnderOtherRules, SinkFenced, SinkOfAnotherLog
 from cdc.failpoint import hit
+from cdc.log.computed_views import cut_of_commit
 from cdc.log.delta_actions import add_action, commit_info, encode_commit, txn_action
 from cdc.position import Position
 from cdc.stores.cut_retention import kept_cuts
-from cdc.stores.lake_reader import PUBLISHED_AT, PUBLISHED_SCHEMA, read_published
+from cdc.stores.lake_reader import PUBLISHED_AT, PUBLISHED_SCHEMA, list_cuts, read_published
 from cdc.stores.published_record import Published, TableRecord, TargetState
 from cdc.table import TableSchema
+from cdc.target_names import record_of_views
 from pipelines.sinks.delta.commit_sync import sync_commits
 from pipelines.sinks.delta.damaged_commits import remove_damaged_newest
 from pipelines.sinks.delta.delta_log_cleanup import CHECKPOINT_EVERY, is_newest, remove_old_commits, write_checkpoint
@@ -52,6 +54,7 @@ _PROPERTIES: Final = {
     "delta.logRetentionDuration": "interval 1 hours",
     "delta.deletedFileRetentionDuration": "interval 1 hours",
 }
+MICROS: Final = 1_000_000
 _LOG_ID: Final = "cdc.log_id"
 _APP_ID: Final = "cdc.app_id"
 
@@ -215,8 +218,16 @@ class PublishedTable:
         self._seen_at = time.monotonic()
 
     def _clean(self, record: Published, retain: float) -> None:
-        stay = set(kept_cuts([cut.published_at for cut in self._cuts], self._cuts[-1].published_at, retain))
-        kept = [cut for cut in self._cuts if cut.published_at in stay]
+        now = self._cuts[-1].published_at
+        stay = set(kept_cuts([cut.published_at for cut in self._cuts], now, retain))
+        # views have fewer cuts than their tables: a query of both needs the tables at the positions of these cuts
+        joined = _positions_of_views(self._uri)
+        kept = [
+            cut
+            for cut in self._cuts
+            if cut.published_at in stay
+            or (now - cut.published_at <= retain * MICROS and cut_of_commit(cut.record.position) in joined)
+        ]
         self.check()
         self._commit([*kept[:-1], replace(kept[-1], text=record.to_json())], record, self._stored_files())
         self._cuts = kept
@@ -277,6 +288,14 @@ def _read_cuts(table: DeltaTable) -> list[KeptCut]:
     rows = pa.table(table.scan(columns=[PUBLISHED_AT, "record"])).to_pylist()
     cuts = [KeptCut.of(row[PUBLISHED_AT] or 0, Published.from_json(row["record"])) for row in rows]
     return sorted(cuts, key=lambda cut: cut.published_at)
+
+
+def _positions_of_views(uri: str) -> set[int]:
+    """Return the positions of the cuts that the views next to a sink of tables have; empty without such views."""
+    views = record_of_views(uri)
+    if not DeltaTable.is_deltatable(views):
+        return set()
+    return {cut_of_commit(cut.position) for cut in list_cuts(DeltaTable(views))}
 
 
 def _create(uri: str, log_id: str) -> None:

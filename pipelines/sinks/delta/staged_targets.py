@@ -29,7 +29,7 @@ from cdc.stores.path_ownership import STAGED
 from cdc.stores.published_record import Published, TableRecord
 from cdc.stores.target_rule_changes import TRANSFORM, TargetRules
 from cdc.table import TableSchema
-from cdc.target_names import parked_uri, published_uri
+from cdc.target_names import parked_uri
 from pipelines.sinks.delta.commit_sync import sync_commits
 from pipelines.sinks.delta.dead_letters import DeadLetterTable
 from pipelines.sinks.delta.delta_target import COLUMNS, ERASED, ROWS, DeltaTarget
@@ -70,7 +70,7 @@ class StagedDelta:
         self.erased: dict[str, int] = {}
         """URI of a target → number of files that `put` deleted because they contained values that the rules hide."""
         self._name = STAGED + uuid.uuid4().hex[:12]
-        self._records = published_uri(settings.path).rpartition("/")[0]
+        self._records = settings.record_uri.rpartition("/")[0]
         staged = replace(
             settings,
             name=f"{settings.name} (replay)",
@@ -93,7 +93,7 @@ class StagedDelta:
 
         If another driver publishes after this call, `put` raises SinkFenced.
         """
-        self._published = PublishedTable.open(published_uri(self._settings.path), log_id)
+        self._published = PublishedTable.open(self._settings.record_uri, log_id)
         return self._published.record()
 
     def put(self, built: Published, rest: Mapping[int, TableRecord]) -> Published:
@@ -107,7 +107,7 @@ class StagedDelta:
         replaced: dict[int, TableRecord] = {}
         rows = [row for relation in built.tables for row in self.sink.parked.rows_of(relation).values()]
         hiding = self._mark_hidden_values(built.tables.values())
-        DeadLetterTable(parked_uri(published_uri(self._settings.path))).add_rebuilt(rows, built.position, hiding)
+        DeadLetterTable(self._settings.parked_uri).add_rebuilt(rows, built.position, hiding)
         for records in by_target(built.tables.values()):
             hit("replay_before_table")
             self._published.check()
@@ -120,7 +120,7 @@ class StagedDelta:
         self._remove_staging(built)
         self.erased = {target: erase_earlier(target, published.versions[target]) for target in sorted(marked)}
         if marked:
-            DeadLetterTable(parked_uri(published_uri(self._settings.path))).rewrite(published)
+            DeadLetterTable(self._settings.parked_uri).rewrite(published)
         return published
 
     def discard(self) -> None:

@@ -20,6 +20,7 @@ from cdc.errors import DeadLetterLimitExceeded, MissingBase, ValueNotRepresentab
 from cdc.stores.dead_letter_rows import DeadLetterEntry, read_parked
 from cdc.stores.lake_reader import read_target
 from cdc.table import TableState
+from cdc.target_names import published_uri
 from pipelines.sinks.contract import Published
 from pipelines.sinks.delta.dead_letters import DeadLetterTable
 from tests.contracts.folded import ID, ITEM, ORDERS, PRICE, gone, part, put
@@ -38,7 +39,7 @@ def test_a_row_that_does_not_fit_waits_with_its_place_and_why_and_all_others_are
     rows = [put(1, "A", 30), put(2, "B", 31, price=NAN, ordinal=7), gone(3, 32), put(4, "d", 33)]
     assert driver.take(*rows, upto=40) == ["2"]
     assert driver.items() == {"1": "A", "2": "b", "4": "d"}
-    (row,) = read_parked(driver.template, Published(40, 0, driver.tables))
+    (row,) = read_parked(published_uri(driver.template), Published(40, 0, driver.tables))
 
     assert (row.topic, row.key, row.place, row.attempts) == ("shop.orders", ("2",), (31, 7), 1)
     assert dict(row.image) == {1: "2", 2: "B", 3: NAN}

@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 from cdc.config import load_definition
 from cdc.errors import SinkError
 from cdc.failpoint import VARIABLE
-from cdc.stores.table_query import QueryRequest, find_delta_sink, query_tables
+from cdc.stores.table_query import QueryRequest, queried_sink, query_tables
 from cdc.table import TableState
 from pipelines.replaying.plan import ReplayOptions
 from pipelines.replaying.replay import replay
@@ -134,7 +134,7 @@ def test_rows_of_a_dropped_table_stay_until_another_table_has_its_name(shop: Sho
 
 def query_rows(shop: ShopPipeline, sql: str) -> list[list[Any]]:
     """The rows of a query at the published cut."""
-    return [list(found) for found in query_tables(find_delta_sink(shop.definition, "lake"), QueryRequest(sql=sql)).rows]
+    return [list(found) for found in query_tables(queried_sink(shop.definition, "lake"), QueryRequest(sql=sql)).rows]
 
 
 def test_tables_with_targets_of_their_own_come_together_by_a_replay(right: Rows) -> None:

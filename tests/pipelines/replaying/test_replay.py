@@ -24,6 +24,7 @@ from cdc.stores.published_record import TargetState
 from cdc.stores.search_index_reader import SearchIndex
 from cdc.stores.search_server.reader import SearchServerReader
 from cdc.table import Column
+from cdc.target_names import published_uri
 from pipelines.replaying.plan import ReplayOptions
 from pipelines.replaying.replay import replay
 from pipelines.runtime.cut_requests import CutRequests
@@ -105,7 +106,7 @@ def test_what_the_new_target_cannot_take_is_parked_beside_the_sink_as_before(sho
     published = shop.lake_of().published()
     assert published is not None
     assert {table.topic: table.parked for table in published.tables.values()}["shop.orders"] == (("9",),)
-    (held,) = read_parked(template, published)
+    (held,) = read_parked(published_uri(template), published)
     assert (held.key, held.place, dict(held.image)) == (("9",), (1_500, 0), {1: "not a number", 2: "x"})
     shop.append(1_700, [change(1_700, 0, 9, "right", op="u")])
     shop.drive("lake", 1_700)
@@ -134,7 +135,7 @@ def test_a_history_that_is_built_anew_parks_a_key_with_its_changes_and_goes_on(
     published = shop.lake_of().published()
     assert published is not None
     assert published.tables[ORDERS].parked == (("9",),)
-    (held,) = read_parked(f"{shop.folder}/lake/{{schema}}/{{table}}", published)
+    (held,) = read_parked(published_uri(f"{shop.folder}/lake/{{schema}}/{{table}}"), published)
     assert [place.position for place in held.changes] == [1_500, 1_600, 1_700]
     rows = read_target(published.tables[ORDERS].target).read_all().to_pylist()
     notes = {row["note"] for row in rows if row["id"] in (5, 6, 9)}

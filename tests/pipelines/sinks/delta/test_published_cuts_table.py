@@ -10,9 +10,10 @@ from deltalake import DeltaTable, write_deltalake
 
 from cdc.errors import SinkFenced, SinkOfAnotherLog
 from cdc.position import Position
+from cdc.stores.cut_retention import KEEP_ALL_AT_MOST
 from cdc.stores.lake_reader import PUBLISHED_SCHEMA, Lake, list_cuts, read_published
 from cdc.stores.published_record import Published, TableRecord
-from cdc.target_names import published_uri
+from cdc.target_names import published_uri, record_of_views
 from pipelines.sinks.delta.delta_log_cleanup import CHECKPOINT_EVERY
 from pipelines.sinks.delta.published_cuts_table import CLEAN_EVERY, PublishedTable
 from tests.fixtures.s3 import KEY, KEY_ID, S3
@@ -108,3 +109,17 @@ def test_a_strangers_table_in_the_place_of_the_record_is_named_as_what_it_is(tmp
 
     assert told.value.fix == "point the sink at another path, or move that table to another directory"
     assert DeltaTable(place).version() == 0
+
+
+def test_a_cut_stays_as_long_as_its_views_have_one_at_its_position(uri: str):
+    views = PublishedTable.open(record_of_views(uri), "log-of-views")
+    views.write(record(104))
+    views.write(record(209))  # the second commit at cut 208
+    tables = PublishedTable.open(uri, "log-1", retain=60.0)
+    every_cut = CLEAN_EVERY + KEEP_ALL_AT_MOST
+    for number in range(1, every_cut):
+        tables.write(record(8 * number))
+
+    kept = [cut.record.position for cut in tables.cuts]
+    assert kept[:2] == [104, 208]
+    assert len(kept) < every_cut - CLEAN_EVERY // 2
