@@ -13,11 +13,12 @@ import pyarrow.compute as pc
 
 from cdc.config.deliveries import DeliverySettings, Drop, Overload
 from cdc.delivery.destinations.contract import ID_HEADER, POSITION_HEADER, DeliveryIdentity, Event
-from cdc.log_row import LOG_SCHEMA, ROW_OPERATIONS
+from cdc.log_row import LOG_SCHEMA, ROW_OPERATIONS, Operation
 from cdc.position import Position
 
 LATEST_BATCHES: Final = 10
 """Number of batches among which the policy `latest` looks for the newest change of a key."""
+_DELETE: Final = Operation.DELETE.value
 _ROWS: Final = pa.array(sorted(one.value for one in ROW_OPERATIONS))
 
 
@@ -78,23 +79,57 @@ class OverloadPolicy:
 
 
 def _newest(rows: pa.Table, outbox: str | None) -> Selection:
-    """Select the newest change of each key. If it is partial, select the older ones of its key too, because they may
-    contain the columns that it does not. Rows of the outbox are events of their own, so all are selected.
+    """Select the newest change of each key, with the older changes that have columns which were not sent with it.
+    Rows of the outbox are events of their own, so all are selected.
     """
     place = pa.array(range(rows.num_rows), pa.int64())
-    table = rows.select(["relation", "key", "op", "partial"]).append_column("place", place)
+    table = rows.select(["relation", "key", "old_key", "op", "partial"]).append_column("place", place)
     is_row = pc.and_(pc.is_in(rows["op"], _ROWS), pc.is_valid(rows["key"]))
     if outbox is not None:
         is_row = pc.and_(is_row, pc.fill_null(pc.not_equal(rows["topic"], outbox), fill_value=False))
     keyed = table.filter(is_row)
     if not keyed.num_rows:
         return Selection(rows)
-    text = pc.binary_join(keyed["key"].cast(pa.list_(pa.string())), "\0")
-    keyed = keyed.drop_columns(["key"]).append_column("text", text)
-    newest = keyed.group_by(["relation", "text"]).aggregate([("place", "max"), ("partial", "max")])
-    joined = keyed.join(newest, ["relation", "text"])
-    chosen = joined.filter(pc.or_(pc.equal(joined["place"], joined["place_max"]), joined["partial_max"]))["place"]
+    keyed = keyed.append_column("text", _text(keyed["key"]))
+    if pc.any(keyed["partial"]).as_py():
+        chosen = _newest_and_bases(keyed)
+    else:
+        chosen = keyed.group_by(["relation", "text"]).aggregate([("place", "max")])["place_max"].combine_chunks()
     others = table.filter(pc.invert(is_row))["place"]
-    kept = pc.is_in(place, pa.concat_arrays([*chosen.chunks, *others.chunks]) if chosen.num_chunks else others)
+    kept = pc.is_in(place, pa.concat_arrays([chosen, *others.chunks]))
     selected = rows.filter(kept)
     return Selection(selected, rows.num_rows - selected.num_rows)
+
+
+def _newest_and_bases(keyed: pa.Table) -> pa.Array:
+    """Return the places of the newest change of each key, and of the older ones that complete it: back to the last
+    complete image of the row, also under an earlier key.
+    """
+    chosen: list[int] = []
+    seen: set[tuple[int, str]] = set()
+    incomplete: set[tuple[int, str]] = set()
+    old_texts = _text(keyed["old_key"])
+    columns = (keyed["relation"], keyed["text"], old_texts, keyed["partial"], keyed["op"], keyed["place"])
+    for relation, text, old_text, is_partial, op, place in zip(
+        *(column.to_pylist()[::-1] for column in columns), strict=True
+    ):
+        key = relation, text
+        if key in seen and key not in incomplete:
+            continue
+        chosen.append(place)
+        seen.add(key)
+        if is_partial:
+            incomplete.add(key)
+        elif op != _DELETE:
+            # the delete of a row that moved comes after its last image, and has no column of it
+            incomplete.discard(key)
+        if is_partial and old_text is not None:
+            # its unsent columns are those of the row under its earlier key
+            incomplete.discard(key)
+            incomplete.add((relation, old_text))
+    return pa.array(chosen, pa.int64())
+
+
+def _text(keys: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return each key as one text; null for a change without this key."""
+    return pc.binary_join(keys.cast(pa.list_(pa.string())), "\0")

@@ -104,6 +104,75 @@ def test_latest_leads_to_the_same_rows_as_every_change(seed: int):
     assert found == every
 
 
+def test_latest_keeps_the_row_from_which_a_moved_row_has_its_unsent_columns():
+    rows = [
+        change(ORDERS, 20, 0, "7"),
+        change(ORDERS, 20, 1, "1", after=[(1, "1"), (2, "old")]),
+        change(ORDERS, 20, 2, "1", op="u", after=[(1, "1"), (2, "big")]),
+        change(ORDERS, 20, 3, "1", op="u", partial=True, after=[(1, "1")]),
+        *moved(4, "1", "2", partial=True),
+        change(ORDERS, 20, 6, "7", op="u"),
+        *moved(7, "2", "3", partial=True),
+    ]
+
+    assert ordinals(selected("latest", *rows)) == [2, 3, 4, 5, 6, 7, 8]
+
+
+def moved(ordinal: int, old: str, new: str, *, partial: bool) -> list[Row]:
+    """Both rows of an update that changes a key; partial: without the value of the column that is not sent."""
+    after = [(1, new)] if partial else [(1, new), (2, f"m{ordinal}")]
+    return [
+        change(ORDERS, 20, ordinal, old, op="d", before=[(1, old)], after=None),
+        change(ORDERS, 20, ordinal + 1, new, op="u", old_key=[old], partial=partial, after=after),
+    ]
+
+
+class MovingConsumer:
+    """A consumer that keeps the last image of a deleted row for the row to which it moved."""
+
+    def __init__(self, rows: list[Row]) -> None:
+        self.state: dict[str, dict[int, str | None]] = {}
+        self._deleted: dict[str, dict[int, str | None]] = {}
+        for one in rows:
+            self._apply(one)
+
+    def _apply(self, one: Row) -> None:
+        (key,) = one["key"]
+        if one["op"] == "d":
+            self._deleted[key] = self.state.pop(key, {})
+            return
+        base: dict[int, str | None] = {}
+        if one["partial"]:
+            base = self.state.get(key, {}) if one["old_key"] is None else self._deleted[one["old_key"][0]]
+        self.state[key] = {**base, **dict(one["after"])}
+
+
+@settings(max_examples=200, deadline=None)
+@given(random=st.randoms(use_true_random=False))
+def test_latest_leads_to_the_same_rows_also_where_rows_move_with_unsent_columns(random: Random):
+    rows: list[Row] = []
+    present: set[str] = set()
+    while len(rows) < random.randint(1, 30):
+        key, other, partial = str(random.randint(0, 3)), str(random.randint(0, 3)), random.random() < 0.6
+        place = len(rows)
+        if key not in present:
+            rows.append(change(ORDERS, 20, place, key))
+            present.add(key)
+        elif random.random() < 0.2:
+            rows.append(change(ORDERS, 20, place, key, op="d", before=[(1, key)], after=None))
+            present.remove(key)
+        elif other not in present:
+            rows += moved(place, key, other, partial=partial)
+            present = present - {key} | {other}
+        else:
+            after = [(1, key)] if partial else [(1, key), (2, f"u{place}")]
+            rows.append(change(ORDERS, 20, place, key, op="u", partial=partial, after=after))
+
+    chosen = selected("latest", *rows).rows.to_pylist()
+
+    assert MovingConsumer(chosen).state == MovingConsumer(table(*rows).to_pylist()).state
+
+
 def old(one: Row, seconds: float = 60) -> Row:
     """A row with a commit time so long ago."""
     return one | {"committed_at": time.time_ns() // 1000 - int(seconds * 1e6)}
