@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from cdc.config.condition_syntax import Condition
 from cdc.config.field_types import (
     Glob,
     Identifier,
@@ -21,7 +22,6 @@ from cdc.config.field_types import (
     placeholders,
 )
 from cdc.config.secret import ReferencedSecret
-from cdc.config.sql_expression import Expression
 from cdc.config.transform import Transform
 from cdc.config.units import Seconds
 from cdc.config.views import with_views
@@ -152,9 +152,10 @@ class DeliveryRule(Model):
     """Columns that are the key of the events; default the primary key. Only events of one key stay in order."""
     headers: Mapping[str, Identifier] = {}
     """Additional headers: name of the header → column."""
-    when: Expression | None = None
-    """Condition in Spark SQL over `op` and the columns of both images, for example `after.status <> before.status`;
-    only changes for which it is true are sent. `before` needs REPLICA IDENTITY FULL; of a delete, `after` is null."""
+    when: Condition | None = None
+    """Condition in a subset of Spark SQL over `op` and the columns of both images, for example
+    `after.status <> before.status`; only changes for which it is true are sent. `before` needs REPLICA IDENTITY FULL;
+    of a delete, `after` is null."""
     transform: Transform | None = None
     """Transformation of the rows before they are encoded: `drop`, `rename` and `mask`."""
 

@@ -8,11 +8,11 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
 
+from cdc.config.condition_syntax import Condition
 from cdc.config.deliveries import DeliverySettings
 from cdc.config.field_types import Glob, Identifier, Location, Model, Switch, Whole, invalid, only_placeholders
 from cdc.config.kafka import KafkaClientSetting, KafkaLogin, KafkaServerAddress, KafkaTopics, is_local
 from cdc.config.secret import ReferencedSecret
-from cdc.config.sql_expression import Expression
 from cdc.config.units import Bytes, Seconds
 
 _PLACE: Final = r"://(\[[0-9a-fA-F:.]+\]|[^\s/@?#:\[\]]+)(:\d{1,5})?"
@@ -374,9 +374,9 @@ class StatsdMetric(Model):
     """Name of the metric, for example `orders.placed`."""
     table: Glob
     """Glob over `schema.table`."""
-    when: Expression | None = None
-    """Condition in Spark SQL over `op` and the columns of both images, for example `op = 'c'`; a change that does not
-    contain a column of the condition counts."""
+    when: Condition | None = None
+    """Condition in a subset of Spark SQL over `op` and the columns of both images, for example `op = 'c'`; a change
+    that does not contain a column of the condition counts."""
     type: Literal["counter", "gauge"] = "counter"
     """`counter` adds up, `gauge` is the newest value."""
     value: Identifier | None = None

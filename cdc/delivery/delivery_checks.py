@@ -75,13 +75,24 @@ def _problems(
 
 
 def _topic(definition: Definition, settings: Delivery, schema: TableSchema) -> str | None:
-    """Return the topic of a table, if it has one that is known. Raises TransformFailed if its rule does not fit it."""
+    """Return the topic of a table, if it has one that is known. Raises TransformFailed if its rule does not fit it, or
+    if the events of deletes would have no topic, key or header.
+    """
     if settings.outbox is not None and settings.outbox.table == schema.topic:
         OutboxRoute(schema, settings.outbox, definition.name)
         return None if "{type}" in settings.outbox.topic else settings.outbox.topic.format(pipeline=definition.name)
     if settings.type == "statsd" or not matches(schema.topic, settings.tables):
         return None
-    return TableRoute(schema, settings, definition.name).topic
+    route = TableRoute(schema, settings, definition.name)
+    if route.unsent_by_deletes:
+        names = ", ".join(map(repr, route.unsent_by_deletes))
+        raise TransformFailed(
+            f"topic, key or headers of the events of table {schema.topic!r} need columns that a delete does not "
+            f"contain: {names}",
+            remedy="run ALTER TABLE … REPLICA IDENTITY FULL at the source, name only columns of the key in the rule, "
+            "or leave deletes out by 'when'",
+        )
+    return route.topic
 
 
 def _unmatched_tables(settings: Delivery, tables: Sequence[TableSchema]) -> Iterator[str]:

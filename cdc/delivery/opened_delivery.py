@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module
 from importlib.metadata import version
 from typing import NamedTuple
 
@@ -20,6 +19,7 @@ from cdc.delivery.formats import new_format
 from cdc.delivery.formats.contract import Format
 from cdc.delivery.formats.event_rows import SourceNames
 from cdc.delivery.progress import ProgressFile, delivery_uuid
+from cdc.delivery.statsd_lines import own_format
 from cdc.log.consumer_registration import ConsumerRegistration
 from cdc.log.reader import LogReader
 
@@ -62,8 +62,6 @@ def opened_delivery(
 
 
 def _format(settings: Delivery, names: SourceNames) -> Format:
-    """Return the format of a delivery; metrics have one of their own, which needs the engine of conditions."""
-    own: Format | None = None
-    if settings.type == "statsd":
-        own = import_module("cdc.delivery.statsd_lines").own_format(settings)
+    """Return the format of a delivery; metrics have one of their own."""
+    own = own_format(settings)
     return new_format(settings, names) if own is None else own

@@ -1,44 +1,31 @@
-"""The condition `when` of a rule: Spark SQL over `before`, `after` and `op`, which DuckDB evaluates over whole columns.
+"""The condition `when` of a rule over `before`, `after` and `op`, in a subset of Spark SQL with exactly its meaning.
 
-sqlglot translates the expression. A column has the DuckDB type that is nearest to its Postgres type; a column of any
-other type is text.
+The result of a combination of values is remembered: most conditions read columns with few different values.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Final
 
-import duckdb
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import sqlglot
-from sqlglot import exp
 
+from cdc.config.condition_syntax import Call, ConditionSyntaxError, Literal, Node, Reference, parse_condition
+from cdc.delivery.condition_compiler import Compiler, NotEvaluable, RowFails
+from cdc.delivery.condition_values import TEXT, Value, reader_of, type_of
 from cdc.delivery.formats.table_changes import Image, TableChanges
 from cdc.errors import EventNotEncodable, TransformFailed
+from cdc.log_row import Operation
 from cdc.table import Column, ReplicaIdentity, TableSchema
 
-_TYPES: Final = {
-    16: "BOOLEAN",
-    20: "BIGINT",
-    21: "SMALLINT",
-    23: "INTEGER",
-    26: "BIGINT",
-    700: "FLOAT",
-    701: "DOUBLE",
-    1082: "DATE",
-    1083: "TIME",
-    1114: "TIMESTAMP",
-    1184: "TIMESTAMPTZ",
-    2950: "UUID",
-}
-"""OID of a Postgres type → type of DuckDB with the same values."""
-_NUMERIC: Final = 1700
-_MOST_DIGITS: Final = 38
-_OP: Final = "op"
+_OP: Final = Reference("", "op")
 _SIDES: Final = ("before", "after")
+_REMEMBERED: Final = 10_000
+"""Combinations of values whose results are remembered."""
+_FAILED: Final = object()
+_ANY: Final = frozenset({True, False, None})
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +35,7 @@ class Matches:
     kept: np.ndarray
     """Numbers of the changes for which the condition is true, or unknown because a column was not sent."""
     failed: np.ndarray
-    """Numbers of the changes with a value that the condition cannot read."""
+    """Numbers of the changes with values for which Spark would end with an error."""
 
 
 class RowCondition:
@@ -56,86 +43,139 @@ class RowCondition:
 
     def __init__(self, text: str, schema: TableSchema) -> None:
         self._topic = schema.topic
-        tree = sqlglot.parse_one(text, read="spark")
-        columns = {self._column(one, schema) for one in tree.find_all(exp.Column)}
-        self._columns = {name: found for name, found in sorted(columns) if found is not None}
-        flat = tree.transform(
-            lambda one: exp.column(self._name(one), quoted=True) if isinstance(one, exp.Column) else one
-        )
-        self._sql = flat.sql(dialect="duckdb")
-        # one thread, no files, no network: the condition sees the given columns and nothing else
-        options: dict[str, str | bool | int | float | list[str]] = {
-            "threads": 1,
-            "enable_external_access": False,
-            "lock_configuration": True,
-        }
-        self._engine = duckdb.connect(config=options)
+        try:
+            self._tree = parse_condition(text)
+            columns = {one: self._column(one, schema) for one in dict.fromkeys(_references(self._tree))}
+            types = {one: TEXT if column is None else type_of(column) for one, column in columns.items()}
+            places = {one: (place, found) for place, (one, found) in enumerate(types.items())}
+            self._evaluate = Compiler(places).condition(self._tree)
+        except (NotEvaluable, ConditionSyntaxError) as exc:
+            raise TransformFailed(
+                f"the condition of a delivery cannot be evaluated for table {self._topic!r}: {exc}",
+                remedy="correct 'when' in the rule of the delivery, then run 'cdc doctor'",
+            ) from exc
+        self._columns = columns
+        self._readers = [reader_of(found) for found in types.values()]
+        self._results: dict[tuple[str | None, ...], object] = {}
 
     def matches(self, changes: TableChanges) -> Matches:
         """Evaluate the condition."""
-        texts: dict[str, pa.Array] = {_OP: changes.array("op")}
+        texts: list[list[str | None]] = []
         is_unknown = np.zeros(changes.count, dtype=bool)
-        for name, column in self._columns.items():
-            image = _side(changes, name)
-            texts[name] = image.columns[column.id].texts
-            unsent = image.columns[column.id].unsent
-            if unsent is not None:
-                is_unknown |= unsent
-        casts = [f'TRY_CAST("{name}" AS {_type(column)}) AS "{name}"' for name, column in self._columns.items()]
-        given = self._engine.from_arrow(pa.table(texts))
-        typed = given.project(", ".join([f'"{_OP}"', *casts])) if casts else given
-        is_failed = np.zeros(changes.count, dtype=bool)
-        found = typed.project(
-            ", ".join([f"({self._sql}) AS matches", *(f'"{name}" IS NULL AS "{name}"' for name in self._columns)])
-        )
-        result = found.to_arrow_table()
-        for name in self._columns:
-            lost = pc.and_(result[name], pc.is_valid(pa.chunked_array([texts[name]])))
-            is_failed |= lost.to_numpy()
-        is_true = pc.fill_null(result["matches"], fill_value=False).to_numpy()
-        return Matches(np.flatnonzero((is_true | is_unknown) & ~is_failed), np.flatnonzero(is_failed & ~is_unknown))
+        for reference, column in self._columns.items():
+            if column is None:
+                texts.append(changes.array("op").to_pylist())
+                continue
+            values = _side(changes, reference).columns[column.id]
+            texts.append(values.texts.to_pylist())
+            if values.unsent is not None:
+                is_unknown |= values.unsent
+        rows = zip(*texts, strict=True) if texts else iter([()] * changes.count)
+        results = [self._result(row) for row in rows]
+        is_true = np.array([result is True for result in results], dtype=bool)
+        is_failed = np.array([result is _FAILED for result in results], dtype=bool)
+        return Matches(np.flatnonzero(is_true | is_unknown), np.flatnonzero(is_failed & ~is_unknown))
+
+    @property
+    def can_match_deletes(self) -> bool:
+        """False if the condition is true for no delete, whatever the row contained."""
+        return True in _possible(self._tree)
 
     def refusal(self) -> EventNotEncodable:
-        """Return the error of changes with a value that the condition cannot read."""
+        """Return the error of changes for which the condition has no result."""
         return EventNotEncodable(
-            f"the condition of a delivery cannot read a value of table {self._topic!r}: a column that it names has a "
-            "value that SQL types of the condition do not have",
+            f"the condition of a delivery has no result for a row of table {self._topic!r}: a value is not in the type "
+            "of its column in Spark, or a computation overflows",
             remedy="correct 'when' in the rule of the delivery, then run 'cdc dlq retry SINK'",
         )
 
-    @staticmethod
-    def _name(column: exp.Column) -> str:
-        return f"{column.table}.{column.name}" if column.table else column.name
+    def _result(self, texts: tuple[str | None, ...]) -> object:
+        """Return True, False, None or _FAILED for a row."""
+        if texts in self._results:
+            return self._results[texts]
+        try:
+            row = [None if text is None else read(text) for read, text in zip(self._readers, texts, strict=True)]
+            result: object = self._evaluate(row)
+        except (RowFails, ValueError, ArithmeticError):
+            result = _FAILED
+        if len(self._results) >= _REMEMBERED:
+            self._results.clear()
+        self._results[texts] = result
+        return result
 
-    def _column(self, found: exp.Column, schema: TableSchema) -> tuple[str, Column | None]:
-        name = self._name(found)
-        if name == _OP:
-            return name, None
+    def _column(self, found: Reference, schema: TableSchema) -> Column | None:
+        if found == _OP:
+            return None
         column = schema.column(found.name)
-        if found.table not in _SIDES or column is None or column.generated:
+        if found.side not in _SIDES or column is None or column.generated:
             raise TransformFailed(
-                f"the condition of a delivery for table {self._topic!r} reads {name!r}: expected op, or a column of "
-                "the table as before.NAME or after.NAME"
+                f"the condition of a delivery for table {self._topic!r} reads {str(found)!r}: expected op, or a column "
+                "of the table as before.NAME or after.NAME",
+                remedy="correct 'when' in the rule of the delivery, then run 'cdc doctor'",
             )
-        if found.table == "before" and schema.replica_identity is not ReplicaIdentity.FULL:
+        if found.side == "before" and schema.replica_identity is not ReplicaIdentity.FULL:
             raise TransformFailed(
-                f"the condition of a delivery reads {name!r}, but table {self._topic!r} does not send old rows",
+                f"the condition of a delivery reads {str(found)!r}, but table {self._topic!r} does not send old rows",
                 remedy="run ALTER TABLE … REPLICA IDENTITY FULL at the source, or write a condition over 'after' alone",
             )
-        return name, column
+        return column
 
 
-def _side(changes: TableChanges, name: str) -> Image:
-    return changes.before if name.startswith("before.") else changes.after
+def _side(changes: TableChanges, reference: Reference) -> Image:
+    return changes.before if reference.side == "before" else changes.after
 
 
-def _type(column: Column) -> str:
-    oid, typmod = column.value_type
-    if oid != _NUMERIC:
-        return _TYPES.get(oid, "VARCHAR")
-    precision, scale = ((typmod - 4) >> 16) & 0xFFFF, (typmod - 4) & 0x7FF
-    return (
-        f"DECIMAL({precision}, {scale})"
-        if typmod >= 0 and precision <= _MOST_DIGITS and scale <= precision
-        else "DOUBLE"
-    )
+def _references(node: Node) -> Iterator[Reference]:
+    if isinstance(node, Reference):
+        yield node
+    elif isinstance(node, Call):
+        for one in node.arguments:
+            yield from _references(one)
+
+
+def _possible(node: Node) -> frozenset[Value]:
+    """Return what a condition can be for a delete, of which `after` is null; too many results are no mistake."""
+    if not isinstance(node, Call):
+        return frozenset({_value_of_delete(node)}) if _is_fixed(node) else _ANY
+    if node.name in {"and", "or"}:
+        left, right = (_possible(one) for one in node.arguments)
+        wins = node.name == "or"
+        return frozenset(_connected(one, other, wins=wins) for one, other in product(left, right))
+    if node.name == "not":
+        return frozenset(None if one is None else not one for one in _possible(node.arguments[0]))
+    return _possible_of_values(node)
+
+
+def _possible_of_values(node: Call) -> frozenset[Value]:
+    """Return the same of a condition over values."""
+    values = [_value_of_delete(one) if _is_fixed(one) else _ANY for one in node.arguments]
+    is_known = _ANY not in values
+    if node.name == "is null":
+        return frozenset({values[0] is None}) if is_known else _ANY - {None}
+    if node.name == "in" and values[0] is None:
+        return frozenset({None})
+    if node.name in {"=", "<>", "<", "<=", ">", ">=", "like"} and None in values:
+        return frozenset({None})
+    if node.name in {"=", "<>", "in"} and is_known:
+        is_equal = values[0] in values[1:]
+        is_unknown = not is_equal and None in values
+        return frozenset({None if is_unknown else is_equal is not (node.name == "<>")})
+    return _ANY
+
+
+def _is_fixed(node: Node) -> bool:
+    """Whether a value is the same for every delete."""
+    return isinstance(node, Literal) or (isinstance(node, Reference) and node.side != "before")
+
+
+def _value_of_delete(node: Node) -> Value:
+    if isinstance(node, Literal):
+        return node.value
+    return Operation.DELETE.value if node == _OP else None
+
+
+def _connected(left: Value, right: Value, *, wins: bool) -> Value:
+    """Return `left AND right`, or, if True wins, `left OR right`."""
+    if wins in {left, right}:
+        return wins
+    return None if None in {left, right} else not wins

@@ -105,6 +105,17 @@ def test_a_rule_that_does_not_fit_a_table_is_found(tmp_path: Path, fields: str) 
     assert "has no column" in message
 
 
+@pytest.mark.parametrize("rule", ["key: [name]", "topic: 'x/{name}'", "headers: {name: name}"])
+def test_a_route_by_a_column_that_deletes_do_not_contain_is_found(tmp_path: Path, rule: str) -> None:
+    ((code, subject, message, fatal),) = found(
+        tmp_path, f"name: events, type: file, path: out, rules: [{{match: shop.orders, {rule}}}]"
+    )
+
+    assert (code, subject, fatal) == ("CDC-3010", "delivery events", True)
+    assert "a delete does not contain: 'name'" in message
+    assert "or leave deletes out by 'when'" in message
+
+
 def test_a_prefix_that_no_message_of_the_log_has_is_a_warning(tmp_path: Path) -> None:
     messages = "messages: [{prefix: 'orders.*', topic: a}, {prefix: 'items.*', topic: b}]"
     definition = defined(tmp_path, f"name: events, type: file, path: out, {messages}")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from cdc.delivery.table_routes import RoutedChanges, TableRoute
+from cdc.errors import EventNotEncodable
+from cdc.table import ReplicaIdentity
 from tests.delivery.loop_run import settings_of
 from tests.delivery.sent_log import change, schema_version
 from tests.log.rows import table
@@ -50,7 +53,7 @@ def test_only_control_rows_have_no_changes():
     [
         ({"after": [(1, "7"), (2, None)]}, "null:"),
         ({"op": "u", "after": [(2, "x")]}, "key:x"),
-        ({"op": "u", "before": [(1, "7"), (2, "old")], "after": [(1, "7")]}, "unsent:"),
+        ({"op": "u", "before": [(1, "7"), (2, "old")], "after": [(1, "7")]}, "unsent:old"),
         ({"op": "d", "before": [(1, "7"), (2, "old")], "after": None}, "delete:old"),
     ],
 )
@@ -70,3 +73,61 @@ def test_an_unsent_key_column_is_that_of_the_key():
     assert part.changes.topic == "7"
     assert part.headers == [(("id", b"7"),)]
     assert part.key(0) == ("7",)
+
+
+ROUTE = {"match": "*.*", "topic": "t/{name}", "key": ["name"]}
+DELETED = {"op": "d", "before": [(1, "7")], "after": None}
+UNSENT = {"op": "u", "after": [(1, "7")], "partial": True}
+
+
+@pytest.mark.parametrize("rule", [ROUTE, {"match": "*.*", "headers": {"h": "name"}}])
+@pytest.mark.parametrize("fields", [DELETED, UNSENT])
+def test_a_change_without_the_columns_of_its_route_is_refused_and_parks_its_own_row(
+    rule: dict[str, Any], fields: dict[str, Any]
+):
+    sent = change(ORDERS, 20, 0, "1")
+    lost = change(ORDERS, 20, 1, "7", **fields)
+    truncate = change(ORDERS, 20, 2, "1", op="t", key=None, after=None)
+
+    refused, *parts = routed(sent, lost, truncate, rules=[rule])
+
+    assert isinstance(refused.refusal, EventNotEncodable)
+    assert "'name'" in refused.refusal.message
+    assert refused.indices.tolist() == [1]
+    assert refused.key(0) == ("7",)
+    assert sorted(index for part in parts for index in part.indices.tolist()) == [0, 2]
+    assert {part.refusal for part in parts} == {None}
+
+
+@pytest.mark.parametrize(
+    ("rule", "identity", "expected"),
+    [
+        (ROUTE, ReplicaIdentity.DEFAULT, ("name",)),
+        (ROUTE, ReplicaIdentity.FULL, ()),
+        ({"match": "*.*", "topic": "{id}", "key": ["id"]}, ReplicaIdentity.DEFAULT, ()),
+        ({"match": "*.*", "headers": {"h": "name"}}, ReplicaIdentity.DEFAULT, ("name",)),
+        ({**ROUTE, "when": "op <> 'd'"}, ReplicaIdentity.DEFAULT, ()),
+        ({**ROUTE, "when": "op <> 'c'"}, ReplicaIdentity.DEFAULT, ("name",)),
+        ({"match": "*.*"}, ReplicaIdentity.DEFAULT, ()),
+    ],
+)
+def test_columns_that_a_delete_does_not_contain_are_known(
+    rule: dict[str, Any], identity: ReplicaIdentity, expected: tuple[str, ...]
+):
+    schema = replace(schema_version(ORDERS, "name"), replica_identity=identity)
+
+    assert TableRoute(schema, settings_of(rules=[rule]), "shop").unsent_by_deletes == expected
+
+
+def test_a_row_without_a_result_of_the_condition_is_refused_under_its_own_topic_and_key():
+    schema = schema_version(ORDERS, "n")
+    number = replace(schema.columns[1], type_oid=23, type_name="integer")
+    schema = replace(schema, columns=(schema.columns[0], number))
+    rule = {"match": "*.*", "topic": "t/{id}", "when": "after.n * 1000 > 10"}
+    rows = [change(ORDERS, 20, n, str(n), after=[(1, str(n)), (2, text)]) for n, text in enumerate(("1", "2147483647"))]
+
+    refused, kept = TableRoute(schema, settings_of(rules=[rule]), "shop").routed(table(*rows))
+
+    assert (refused.changes.topic, refused.key(0), refused.indices.tolist()) == ("t/1", ("1",), [1])
+    assert isinstance(refused.refusal, EventNotEncodable)
+    assert (kept.changes.topic, kept.refusal) == ("t/0", None)
