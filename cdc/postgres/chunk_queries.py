@@ -15,11 +15,11 @@ from typing import Final
 import psycopg
 from psycopg import sql
 
-from cdc.errors import SnapshotInvalidated
+from cdc.errors import PreflightFailed, SnapshotInvalidated
 from cdc.postgres.copy_in_snapshot import select_table
 from cdc.postgres.sqlstate import map_errors
 from cdc.postgres.tables import TableName
-from cdc.postgres.visibility import Visibility
+from cdc.postgres.visibility import Visibility, sees_statistics, statistics_grant
 from cdc.table import TableSchema
 
 _ESTIMATE: Final = """
@@ -27,7 +27,8 @@ _ESTIMATE: Final = """
     WHERE c.oid = %(oid)s OR c.oid IN (SELECT relid FROM pg_partition_tree(%(oid)s::oid::regclass))
 """
 _LEAVES: Final = """
-    SELECT c.oid::bigint, n.nspname, c.relname, c.relfilenode::bigint, a.amname = 'heap',
+    SELECT c.oid::bigint, n.nspname, c.relname, c.relfilenode::bigint,
+        a.amname = 'heap',
         pg_relation_size(c.oid) / current_setting('block_size')::int
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace JOIN pg_am a ON a.oid = c.relam
     WHERE c.relkind = 'r' AND (
@@ -141,13 +142,14 @@ def has_columns(conn: psycopg.Connection, schema: TableSchema) -> bool:
 
 
 def stored_tables(conn: psycopg.Connection, oid: int) -> list[StoredTable] | None:
-    """Return the relations that store the rows of a table, sorted by OID; None if one of them is not a heap.
+    """Return the relations that store the rows of a table, sorted by OID; None if one cannot be read by block ranges.
 
-    Only a heap can be read by block ranges.
+    Only a heap can be read by block ranges, and only if the role may read it: the right to read a partitioned table is
+    not a right to read its partitions by their own names.
     """
     with map_errors():
         found = conn.execute(_LEAVES, {"oid": oid}).fetchall()
-    if not all(heap for _, _, _, _, heap, _ in found):
+    if not all(is_readable for _, _, _, _, is_readable, _ in found):
         return None
     return [StoredTable(leaf, TableName(schema, name), file, blocks) for leaf, schema, name, file, _, blocks in found]
 
@@ -164,9 +166,14 @@ def table_sizes(conn: psycopg.Connection, oids: Sequence[int]) -> dict[int, int]
 def replay_lag(conn: psycopg.Connection, standby: str) -> int | None:
     """Return the bytes of WAL that a standby has not applied yet; None if the standby is not connected.
 
-    `conn` is a connection to the primary, and `standby` the `application_name` of the standby.
+    `conn` is a connection to the primary, and `standby` the `application_name` of the standby. Raises PreflightFailed
+    if the role may not see standbys.
     """
     with map_errors():
+        if not sees_statistics(conn):
+            raise PreflightFailed(
+                f"role {conn.info.user!r} does not see the lag of standbys", remedy=statistics_grant(conn.info.user)
+            )
         row = conn.execute(_REPLAYED, [standby]).fetchone()
     return None if row is None else int(row[0])
 

@@ -39,8 +39,8 @@ _STATUS: Final = """
     WHERE s.slot_name = %s OR %s::text IS NULL ORDER BY s.slot_name
 """
 _BLOCKERS: Final = """
-    SELECT format('pid %%s (%%s, xid %%s, open since %%s)', pid, coalesce(nullif(application_name, ''), usename),
-                  backend_xid, date_trunc('second', xact_start))
+    SELECT format('pid %%s (%%s, xid %%s%%s)', pid, coalesce(nullif(application_name, ''), usename),
+                  backend_xid, ', open since ' || date_trunc('second', xact_start))
     FROM pg_stat_activity WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid() AND pid <> %(own)s
     UNION ALL
     SELECT format('prepared transaction %%L (xid %%s, since %%s)', gid, transaction, date_trunc('second', prepared))
@@ -50,7 +50,7 @@ _LIMITS: Final = """
     SELECT name, setting || coalesce(unit, '') FROM pg_settings
     WHERE name IN ('max_slot_wal_keep_size', 'idle_replication_slot_timeout', 'max_replication_slots')
 """
-# to_jsonb: inactive_since came with version 17. pg_stat_replication shows a role its own walsenders.
+# to_jsonb: inactive_since came with version 17. A role without pg_read_all_stats sees no reply_time, not even its own.
 _USE: Final = """
     SELECT (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END)::text,
            r.reply_time::text, extract(epoch FROM clock_timestamp() - r.reply_time)::float8,
@@ -263,7 +263,7 @@ def _blocked(conn: psycopg.Connection, dsn: str, timeout: float) -> SlotBlocked:
     conn.cancel_safe()
     while conn.pgconn.get_result() is not None:
         pass
-    listed = ", ".join(text for (text,) in rows) or "none that this role can see"
+    listed = ", ".join(text for (text,) in rows) or "none any more"
     return SlotBlocked(
         f"the slot cannot be created yet: older transactions are still open after {timeout:.0f} s: {listed}"
     )
@@ -289,7 +289,10 @@ class SlotUse:
     slot: SlotStatus | None
     """Status of the slot; None if it does not exist."""
     reply_at: str | None
-    """Time of the reader's last status update, by the clock of the reader's machine; None before the first."""
+    """Time of the reader's last status update, by the clock of the reader's machine.
+
+    None before the first update, and for a role that may not see statistics (`visibility.sees_statistics`).
+    """
     reply_age: float | None
     """Seconds since `reply_at` by the clock of Postgres; it includes the difference between both clocks."""
     inactive_seconds: float | None

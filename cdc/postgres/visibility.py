@@ -14,6 +14,7 @@ from typing import Final, Self
 
 import numpy as np
 import psycopg
+from psycopg import sql
 
 from cdc.errors import CommitNotVisible
 from cdc.postgres.sqlstate import map_errors
@@ -120,3 +121,17 @@ def read_visibility(conn: psycopg.Connection) -> Visibility:
         row = conn.execute("SELECT pg_current_snapshot()::text").fetchone()
     assert row is not None  # noqa: S101 - a SELECT without FROM has one row
     return Visibility.parse(row[0])
+
+
+def sees_statistics(conn: psycopg.Connection) -> bool:
+    """Return True if the role sees the sessions and walsenders of all roles, and when they did something.
+
+    Without this right the columns are NULL, also those of the role's own walsender.
+    """
+    with map_errors():
+        return conn.execute("SELECT pg_has_role('pg_read_all_stats', 'USAGE')").fetchone() == (True,)
+
+
+def statistics_grant(role: str) -> str:
+    """Return the SQL that gives a role the right that `sees_statistics` asks for."""
+    return sql.SQL("GRANT pg_read_all_stats TO {};").format(sql.Identifier(role)).as_string(None)

@@ -10,6 +10,7 @@ from threading import Condition, Event, Lock
 from typing import Final
 
 from cdc.config.source import SourceLoad, StandbyLimit
+from cdc.errors import PreflightFailed
 from cdc.snapshot.chunk_sender import ChunkSender
 
 CHECK_STANDBY_EVERY: Final = 1.0
@@ -108,11 +109,18 @@ class CopyRateLimit:
         with self._lock:
             if time.monotonic() >= self._standby_due:
                 self._standby_due = time.monotonic() + CHECK_STANDBY_EVERY
-                self._reason = _standby_problem(standby, self._stream.standby_lag(standby.name))
+                self._reason = self._standby_problem(standby)
             return self._reason
 
+    def _standby_problem(self, limit: StandbyLimit) -> str | None:
+        try:
+            lag = self._stream.standby_lag(limit.name)
+        except PreflightFailed as exc:  # the copy continues by itself once the right is granted
+            return f"{exc.message}: {exc.fix}"
+        return _lag_problem(limit, lag)
 
-def _standby_problem(limit: StandbyLimit, lag: int | None) -> str | None:
+
+def _lag_problem(limit: StandbyLimit, lag: int | None) -> str | None:
     if lag is None:
         return f"standby {limit.name!r} is not connected"
     return f"standby {limit.name!r} lags by {lag:,} bytes" if lag > limit.lag else None

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import Thread
+from threading import Event, Thread
 from typing import LiteralString
 
 import pytest
+from psycopg import Connection
 
+from cdc.capture.reader import ReaderContext
+from cdc.config.source import SourceLoad, StandbyLimit
 from cdc.errors import CommitNotVisible
 from cdc.postgres.connection import connect
 from cdc.postgres.visibility import await_definition
+from cdc.snapshot.chunk_sender import ChunkSender
+from cdc.snapshot.copy_limits import CopyRateLimit
 from cdc.table import UNPROVED, TableState
 from tests.fixtures.postgres import reader_of, rows_of, run_sql
 from tests.fixtures.waiting import until
@@ -85,3 +90,17 @@ def test_only_a_transaction_that_changed_the_definition_is_waited_for(database: 
             await_definition(own, oid, xid, patience=0)
         other.commit()
         await_definition(own, oid, xid, patience=0)
+
+
+def test_a_role_that_does_not_see_standbys_is_told_so_and_not_that_there_is_none(database: str) -> None:
+    with reader_of(database) as own_dsn, connect(own_dsn) as own, connect(database) as primary:
+        limit = CopyRateLimit(None, SourceLoad(standby=StandbyLimit(name="second")), sender_on(own), Event())
+        reason = limit.pause_reason() or ""
+        message, _, grant = reason.partition(": ")
+        assert "does not see the lag of standbys" in message
+        primary.execute(grant.encode())
+        assert sender_on(own).standby_lag("second") is None
+
+
+def sender_on(conn: Connection) -> ChunkSender:
+    return ChunkSender(conn, ReaderContext().link)
