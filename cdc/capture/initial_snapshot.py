@@ -23,6 +23,8 @@ from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Any, Final
 
+import structlog
+
 from cdc.capture.commit_outside_stream import SnapshotCommit
 from cdc.capture.resume_checks import lineage_of
 from cdc.capture.settings import SourceSettings
@@ -56,8 +58,10 @@ from cdc.postgres.slot import (
 from cdc.postgres.source_state import read_source_state
 from cdc.postgres.sql_ascii import copy_text_repair
 from cdc.postgres.sqlstate import map_errors
-from cdc.postgres.tables import match_tables
+from cdc.postgres.tables import TableName, match_tables, readable_tables
 from cdc.table import UNPROVED, TableSchema, TableState
+
+log = structlog.get_logger("reader")
 
 TOTAL_FACTOR: Final = 64
 """Limit of the total size of the tables that the initial snapshot copies, as a multiple of the limit per table."""
@@ -146,12 +150,7 @@ def take_initial_snapshot(
             raise LogFenced(
                 f"another process committed to the log after this process had read it at position {writer.durable!s}"
             )
-        tables = match_tables(conn, source.patterns, source.exclude)
-        if not tables:
-            raise PreflightFailed(
-                f"no table of the source matches 'tables' {list(source.patterns)!r}",
-                remedy="correct 'tables' in the definition",
-            )
+        tables = _tables_to_copy(conn, source)
         starting_slot = StartingSlot(source, SlotClaim.of(root, writer), identify_system(source.dsn))
         adopted = starting_slot.check(conn)
         ensure_publication(conn, source.publication, [name for _, name in tables], control=source.control)
@@ -176,6 +175,30 @@ def take_initial_snapshot(
             state = read_source_state(source.dsn, source.slot, source.publication, ())
             commit.commit(lineage_of(state))
     return CopySummary(position, commit.tables, commit.table_rows, len(later))
+
+
+def _tables_to_copy(conn: Any, source: SourceSettings) -> list[tuple[int, TableName]]:
+    """Return the matched tables that the role may read.
+
+    The publication sync refuses the others, with the reason, and adds them once the role may read them. Raises
+    PreflightFailed if there is no table to copy.
+    """
+    matched = match_tables(conn, source.patterns, source.exclude)
+    tables = readable_tables(conn, matched)
+    left_out = [str(name) for oid, name in matched if (oid, name) not in tables]
+    if not matched:
+        raise PreflightFailed(
+            f"no table of the source matches 'tables' {list(source.patterns)!r}",
+            remedy="correct 'tables' in the definition",
+        )
+    if not tables:
+        raise PreflightFailed(f"the role may read none of the tables {', '.join(left_out)}")
+    if left_out:
+        log.warning(
+            "the initial snapshot leaves out tables that the role may not read; 'cdc doctor' names the missing rights",
+            tables=left_out,
+        )
+    return tables
 
 
 def _try_copy_table(reading: Any, copy: SnapshotCommit, schema: TableSchema, chunks: Iterator[Lines]) -> bool:

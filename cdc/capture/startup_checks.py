@@ -154,16 +154,21 @@ def check_log(definition: Definition) -> None:
         bound = {CheckScope.ALWAYS}  # opening the log for writing repairs damage of a power loss
     for check in CHECKS:
         if check.binds in bound:
-            fatal = [problem for problem in check.find(subject) if problem.fatal]
+            fatal = _preventing_start(check.find(subject))
             if fatal:
                 raise _error_of(fatal)
 
 
 def check_source_ready(definition: Definition) -> None:
     """Raise PreflightFailed unless the source of the definition is ready for change capture."""
-    fatal = [problem for problem in _source(CheckSubject(definition, None, None)) if problem.fatal]
+    fatal = _preventing_start(_source(CheckSubject(definition, None, None)))
     if fatal:
         raise _error_of(fatal)
+
+
+def _preventing_start(problems: Iterator[PreflightProblem]) -> list[PreflightProblem]:
+    """Return the fatal problems, without tables that the role may not read: the reader starts without these tables."""
+    return [problem for problem in problems if problem.fatal and not problem.table_only]
 
 
 def defined_tables(definition: Definition) -> list[TableSchema]:

@@ -28,7 +28,8 @@ _ESTIMATE: Final = """
 """
 _LEAVES: Final = """
     SELECT c.oid::bigint, n.nspname, c.relname, c.relfilenode::bigint,
-        a.amname = 'heap',
+        a.amname = 'heap' AND has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')
+        AND NOT row_security_active(c.oid),
         pg_relation_size(c.oid) / current_setting('block_size')::int
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace JOIN pg_am a ON a.oid = c.relam
     WHERE c.relkind = 'r' AND (

@@ -37,6 +37,7 @@ from cdc.postgres.publication import (
 from cdc.postgres.slot import PLUGIN, SlotStatus, slot_status
 from cdc.postgres.sqlstate import map_errors
 from cdc.postgres.tables import TableName, match_tables, uncapturable_tables
+from cdc.postgres.visibility import sees_statistics, statistics_grant
 
 OLDEST: Final = 140000
 """First version of Postgres whose pgoutput sends logical messages."""
@@ -51,7 +52,9 @@ _SETTINGS: Final = """
            current_setting('max_wal_senders')::int, (SELECT count(*) FROM pg_replication_slots)::int,
            (SELECT count(*) FROM pg_stat_replication)::int, pg_is_in_recovery(), current_database(), current_user,
            (SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user),
-           has_database_privilege(current_database(), 'CREATE')
+           has_database_privilege(current_database(), 'CREATE'),
+           current_setting('rds.logical_replication', true) IS NOT NULL,
+           EXISTS (SELECT FROM pg_roles WHERE rolname = 'rds_replication')
 """
 _RIGHTS: Final = r"""
     SELECT c.oid, has_schema_privilege(c.relnamespace, 'USAGE'), has_table_privilege(c.oid, 'SELECT'),
@@ -63,8 +66,7 @@ _RIGHTS: Final = r"""
                    SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary AND i.indimmediate)
                ELSE false END,
            u.attname::text, u.attgenerated::text,
-           c.relrowsecurity AND NOT pg_has_role(c.relowner, 'USAGE') AND NOT (
-               SELECT rolbypassrls OR rolsuper FROM pg_roles WHERE rolname = current_user)
+           row_security_active(c.oid)
     FROM pg_class c CROSS JOIN (SELECT current_setting('server_version_num')::int AS version) server LEFT JOIN LATERAL (
         SELECT a.attname, a.attgenerated FROM pg_attribute a
         WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated <> ''
@@ -117,12 +119,15 @@ class PreflightProblem:
     """SQL that solves the problem, to be run by a privileged role; None if SQL cannot solve it."""
     fatal: bool = True
     """False for a warning: capture works in spite of the problem."""
+    table_only: bool = False
+    """True if the role may not read this one table: the reader captures the others without it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Source:
     """Facts about the source that the checks need."""
 
+    dsn: str
     conn: psycopg.Connection
     wants: SourceRequirements
     wal_level: str
@@ -136,7 +141,11 @@ class _Source:
     database: str
     role: str
     replication: bool
+    """True if the role has the attribute REPLICATION; on managed servers the right may be a membership instead."""
     may_create: bool
+    is_rds: bool
+    has_rds_replication: bool
+    """True if the server has a role whose members may replicate."""
     slot: SlotStatus | None
     tables: Sequence[tuple[int, TableName]]
     rights: dict[int, tuple[Any, ...]] = field(default_factory=dict)
@@ -155,7 +164,7 @@ def preflight(dsn: str, wants: SourceRequirements) -> list[PreflightProblem]:
     problems = list(_slot_name(wants))
     try:
         with connect(dsn, application_name="cdc doctor") as conn, map_errors():
-            source = _read(conn, wants)
+            source = _read(dsn, conn, wants)
             problems += [problem for check in CHECKS for problem in check(source)]
     except (SourceError, ConfigError) as error:
         problems.append(_from_error(error, "dsn"))
@@ -167,20 +176,20 @@ def _from_error(error: CdcError, subject: str) -> PreflightProblem:
 
 
 def _problem(
-    subject: str, message: str, statement: sql.Composable | str | None = None, *, fatal: bool = True
+    subject: str, message: str, statement: sql.Composable | str | None = None, **flags: bool
 ) -> PreflightProblem:
     text = statement.as_string(None) if isinstance(statement, sql.Composable) else statement
-    return PreflightProblem(PreflightFailed.code, subject, message, text, fatal)
+    return PreflightProblem(PreflightFailed.code, subject, message, text, **flags)
 
 
-def _read(conn: psycopg.Connection, wants: SourceRequirements) -> _Source:
+def _read(dsn: str, conn: psycopg.Connection, wants: SourceRequirements) -> _Source:
     settings: tuple[Any, ...] | None = conn.execute(_SETTINGS).fetchone()
     assert settings is not None  # noqa: S101 - a SELECT without FROM has one row
     tables = match_tables(conn, wants.patterns, wants.exclude)
     parameters = {"tables": [oid for oid, _ in tables], "publication": wants.publication}
     rights = {row[0]: row[1:] for row in conn.execute(_RIGHTS, parameters)}
     slot = slot_status(conn, wants.slot)
-    fields: list[Any] = [conn, wants, *settings, slot, tables, rights]
+    fields: list[Any] = [dsn, conn, wants, *settings, slot, tables, rights]
     return _Source(*fields)
 
 
@@ -228,24 +237,47 @@ def _wal_level(source: _Source) -> Iterator[PreflightProblem]:
     if adapts or "logical" in {source.wal_level, source.effective_wal_level}:
         return
     where = " at the primary" if source.standby and source.effective_wal_level is not None else ""
+    how = (
+        "set rds.logical_replication = 1 in its parameter group and reboot it"
+        if source.is_rds
+        else "a change requires a restart of the server"
+    )
     yield _problem(
         "wal_level",
-        f"the server has wal_level {source.wal_level!r}: expected 'logical'{where}; a change requires a restart of "
-        "the server",
-        "ALTER SYSTEM SET wal_level = 'logical';",
+        f"the server has wal_level {source.wal_level!r}: expected 'logical'{where}; {how}",
+        None if source.is_rds else "ALTER SYSTEM SET wal_level = 'logical';",
     )
 
 
 def _role(source: _Source) -> Iterator[PreflightProblem]:
-    if not source.replication:
+    subject = f"role {source.role}"
+    if not source.replication and (refusal := _replication_refusal(source)) is not None:
+        grant = "GRANT rds_replication TO {};" if source.has_rds_replication else "ALTER ROLE {} REPLICATION;"
         yield _problem(
-            f"role {source.role}",
-            "does not have the REPLICATION attribute",
-            sql.SQL("ALTER ROLE {} REPLICATION;").format(source.grantee),
+            subject,
+            f"may not replicate: {refusal.message}",
+            sql.SQL(grant).format(source.grantee),  # type: ignore[arg-type] # one of two constants
+        )
+    if not sees_statistics(source.conn):
+        yield _problem(
+            subject,
+            "does not see the statistics of other sessions: the metric cdc_feedback_age_seconds is absent, and "
+            "a backfill during long transactions searches the whole log",
+            statistics_grant(source.role),
+            fatal=False,
         )
     version = source.conn.info.server_version
     if source.standby and version < DECODING_STANDBY:
         yield _problem("dsn", f"logical decoding on a standby requires version 16 or later, got {version // 10000}")
+
+
+def _replication_refusal(source: _Source) -> CdcError | None:
+    """Return the server's refusal of a replication connection; None if the role may replicate."""
+    try:
+        connect(source.dsn, replication=True, application_name="cdc doctor").close()
+    except (SourceError, ConfigError) as error:
+        return error
+    return None
 
 
 def _slot(source: _Source) -> Iterator[PreflightProblem]:
@@ -285,11 +317,14 @@ def _table(source: _Source, table: TableName, rights: tuple[Any, ...]) -> Iterat
     name = sql.Identifier(*table)
     if not usage:
         grant = sql.SQL("GRANT USAGE ON SCHEMA {} TO {};").format(sql.Identifier(table.schema), source.grantee)
-        yield _problem(str(table), f"role {source.role!r} does not have USAGE on its schema", grant)
+        yield _problem(str(table), f"role {source.role!r} does not have USAGE on its schema", grant, table_only=True)
     if not select:
         grant = sql.SQL("GRANT SELECT ON {} TO {};").format(name, source.grantee)
         yield _problem(
-            str(table), f"role {source.role!r} does not have SELECT, which the initial snapshot needs", grant
+            str(table),
+            f"role {source.role!r} does not have SELECT, which the initial snapshot needs",
+            grant,
+            table_only=True,
         )
     if not identified:
         what = "REPLICA IDENTITY NOTHING" if identity == "n" else "no primary key"
@@ -305,6 +340,7 @@ def _table(source: _Source, table: TableName, rights: tuple[Any, ...]) -> Iterat
             str(table),
             f"has row-level security, which hides rows from role {source.role!r} in the initial snapshot",
             sql.SQL("ALTER ROLE {} BYPASSRLS;").format(source.grantee),
+            table_only=True,
         )
 
 

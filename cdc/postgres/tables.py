@@ -43,6 +43,10 @@ _UNCAPTURABLE: Final = """
     AND n.nspname <> 'information_schema' AND n.nspname !~ '^pg_'
     ORDER BY n.nspname, c.relname
 """
+_READABLE: Final = """
+    SELECT oid FROM pg_class WHERE oid = ANY(%(oids)s) AND has_schema_privilege(relnamespace, 'USAGE')
+    AND has_table_privilege(oid, 'SELECT') AND NOT row_security_active(oid)
+"""
 _INSERTED: Final = """
     SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_insert_lsn() END::text,
            pg_current_snapshot()::text
@@ -135,6 +139,13 @@ def match_tables(
     with map_errors():
         found = [(row[0], TableName(row[1], row[2])) for row in conn.execute(_TABLES)]
     return [(oid, table) for oid, table in found if matches(str(table), patterns) and not matches(str(table), exclude)]
+
+
+def readable_tables(conn: psycopg.Connection, tables: Sequence[tuple[int, TableName]]) -> list[tuple[int, TableName]]:
+    """Return those of the tables whose rows the role may read: all rows, through the schema, with SELECT."""
+    with map_errors():
+        readable = {oid for (oid,) in conn.execute(_READABLE, {"oids": [oid for oid, _ in tables]})}
+    return [(oid, name) for oid, name in tables if oid in readable]
 
 
 def matched_schemas(dsn: str, patterns: Sequence[str], exclude: Sequence[str] = ()) -> list[TableSchema]:

@@ -115,7 +115,7 @@ class CopyRateLimit:
     def _standby_problem(self, limit: StandbyLimit) -> str | None:
         try:
             lag = self._stream.standby_lag(limit.name)
-        except PreflightFailed as exc:  # the copy continues by itself once the right is granted
+        except PreflightFailed as exc:  # the copy continues once the right is granted
             return f"{exc.message}: {exc.fix}"
         return _lag_problem(limit, lag)
 

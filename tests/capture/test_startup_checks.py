@@ -26,7 +26,7 @@ from tests.config.definitions import SOUND, write
 from tests.contracts.folded import ORDERS
 from tests.faults.capture import Captured
 from tests.fixtures.disk import small_file_system
-from tests.fixtures.postgres import drop_when_free, rows_of, run_sql
+from tests.fixtures.postgres import drop_when_free, reader_of, rows_of, run_sql
 from tests.fixtures.postgres_programs import MAIN_VERSION
 
 TWO = r"not ready for change capture, 2 problems:\n  public\.bare: .*\n  public\.none: "
@@ -315,3 +315,21 @@ def test_doctor_reports_a_rule_that_matches_nothing(pipeline: Captured, capsys: 
         ("sink lake rules.0", False),
     }
     assert code_of_start(pipeline) is None
+
+
+def test_a_table_that_the_role_may_not_read_is_left_out_and_the_others_are_copied(
+    tmp_path: Path, database: str
+) -> None:
+    run_sql(
+        database,
+        "CREATE TABLE ours (id int PRIMARY KEY)",
+        "CREATE TABLE secret (id int PRIMARY KEY)",
+        "CREATE PUBLICATION cdc_held_pub FOR ALL TABLES",
+    )
+    with reader_of(database, "GRANT SELECT ON ours TO {role}") as dsn:
+        captured = Captured(tmp_path, dsn, slot=f"s_{database.rpartition('/')[2]}")
+        text = captured.path.read_text().replace("slot: {name: ", "publication: {create: false}\n  slot: {name: ")
+        captured.path.write_text(text)
+        check_log(captured.definition)
+        captured.copy()
+        assert {schema.topic for schema in captured.log.schemas().values()} == {"public.ours"}

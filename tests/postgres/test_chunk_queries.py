@@ -12,14 +12,14 @@ import pytest
 from cdc.errors import SnapshotInvalidated
 from cdc.pgoutput.copy_decoder import CopyDecoder
 from cdc.position import Position
-from cdc.postgres.chunk_queries import KeyBounds, estimate_rows, key_range_query, snapshot_transaction
+from cdc.postgres.chunk_queries import KeyBounds, estimate_rows, key_range_query, snapshot_transaction, stored_tables
 from cdc.postgres.connection import connect
 from cdc.postgres.copy_in_snapshot import copy_rows, lock_tables
-from cdc.postgres.publication import ensure_publication
+from cdc.postgres.publication import ensure_publication, published_schema
 from cdc.postgres.tables import TableName, match_tables, read_schema
 from cdc.postgres.visibility import Visibility
 from cdc.table import TableSchema
-from tests.fixtures.postgres import run_sql
+from tests.fixtures.postgres import reader_of, run_sql
 
 KEYS = {
     "bigint": "SELECT i * 1000003 - 5000000000 FROM generate_series(1, 60) i",
@@ -165,3 +165,23 @@ def test_an_estimate_is_the_planners_over_all_partitions(database: str) -> None:
     )
     with connect(database) as conn:
         assert 500 <= estimate_rows(conn, schema_of(conn).oid) <= 1000
+
+
+def test_a_partitioned_table_is_read_through_its_root_by_a_role_that_may_not_read_its_partitions(database: str) -> None:
+    run_sql(
+        database,
+        "CREATE TABLE r (id int, k int, PRIMARY KEY (id, k)) PARTITION BY LIST (k)",
+        "CREATE TABLE r1 PARTITION OF r FOR VALUES IN (1)",
+        "INSERT INTO r VALUES (1, 1), (2, 1)",
+        "CREATE PUBLICATION pub FOR TABLE r WITH (publish_via_partition_root = true)",
+    )
+    with reader_of(database, "GRANT SELECT ON r TO {role}") as dsn, connect(dsn) as conn:
+        ((oid, _),) = match_tables(conn, ["public.r"])
+        schema = published_schema(conn, oid, "pub")
+        assert schema is not None
+        assert stored_tables(conn, oid) is None
+        with snapshot_transaction(conn, schema):
+            lines = copy_rows(conn, key_range_query(conn, schema, KeyBounds(), 10, "pub"), schema)
+            assert b"".join(map(bytes, lines)) == b"1\t1\n2\t1\n"
+        run_sql(database, "GRANT SELECT ON r1 TO PUBLIC")
+        assert [str(leaf.name) for leaf in stored_tables(conn, oid) or ()] == ["public.r1"]

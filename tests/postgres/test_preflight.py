@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 from cdc.lsn import Lsn
 from cdc.postgres.connection import connect
@@ -15,7 +17,8 @@ from cdc.postgres.preflight import PreflightProblem, SourceRequirements, preflig
 from cdc.postgres.publication import PublicationControl
 from cdc.postgres.replication import ReplicationStream, StreamOptions
 from cdc.postgres.slot import create_slot
-from tests.fixtures.postgres import run_sql
+from cdc.postgres.tables import match_tables, readable_tables
+from tests.fixtures.postgres import reader_of, rows_of, run_sql
 from tests.fixtures.postgres_programs import MAIN_VERSION
 
 LEFT_ALONE = PublicationControl(create=False)
@@ -167,3 +170,98 @@ def test_generated_columns_under_full_are_reported_if_they_would_stop_the_source
     assert told["public.made"] is None  # such a column is never sent
     run_sql(database, told["public.kept"] or "", "UPDATE kept SET a = 2")  # type: ignore[arg-type]
     assert subjects(preflight(database, WANTS)) == {"public.made"}
+
+
+SEES = "GRANT pg_read_all_stats TO {role}"
+
+
+def hide_replication(dsn: str) -> None:
+    """Make the catalog say that no role may replicate, as on servers where a membership gives the right."""
+    with connect(dsn) as conn:
+        conn.execute("SET allow_system_table_mods = on")
+        (view,) = conn.execute("SELECT pg_get_viewdef('pg_roles'::regclass)").fetchone()  # type: ignore[misc]
+        shown = re.sub(r"(\w+\.)?rolreplication", "false AS rolreplication", view, count=1)
+        conn.execute(f"CREATE OR REPLACE VIEW pg_catalog.pg_roles AS {shown}".encode())
+
+
+def test_the_right_to_replicate_is_what_a_replication_connection_proves(any_database: str) -> None:
+    run_sql(any_database, "CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION pub FOR ALL TABLES")
+    hide_replication(any_database)
+    with reader_of(any_database, SEES, "GRANT SELECT ON t TO {role}") as dsn:
+        assert preflight(dsn, WANTS) == []
+    with reader_of(any_database, SEES, "GRANT SELECT ON t TO {role}", "ALTER ROLE {role} NOREPLICATION") as dsn:
+        (problem,) = preflight(dsn, WANTS)
+        assert problem.message.startswith("may not replicate: ")
+        run_sql(any_database, problem.sql or "")  # type: ignore[arg-type]
+        assert preflight(dsn, WANTS) == []
+
+
+def test_on_a_server_with_a_role_for_replication_the_remedy_is_a_membership(database: str) -> None:
+    """An administrator who is no superuser runs it."""
+    run_sql(database, "CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION pub FOR ALL TABLES")
+    lacks = ("ALTER ROLE {role} NOREPLICATION", SEES, "GRANT SELECT ON t TO {role}")
+    run_sql(database, "CREATE ROLE rds_replication")
+    try:
+        with (
+            reader_of(database, "GRANT rds_replication TO {role} WITH ADMIN OPTION") as admin,
+            reader_of(database, *lacks) as dsn,
+        ):
+            (problem,) = preflight(dsn, WANTS)
+            run_sql(admin, problem.sql or "")  # type: ignore[arg-type]
+            member = "SELECT count(*) FROM pg_auth_members WHERE roleid = 'rds_replication'::regrole"
+            assert rows_of(database, member) == [(2,)]
+    finally:
+        run_sql(database, "DROP ROLE rds_replication")
+
+
+@pytest.mark.parametrize(
+    ("policies", "is_owner", "hidden"),
+    [
+        ("ENABLE ROW LEVEL SECURITY", False, True),
+        ("ENABLE ROW LEVEL SECURITY", True, False),
+        ("ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY", True, True),
+        ("FORCE ROW LEVEL SECURITY", True, False),
+    ],
+)
+def test_row_security_counts_where_it_hides_rows_from_the_role(
+    database: str, policies: str, is_owner: bool, hidden: bool
+) -> None:
+    rights = "ALTER TABLE t OWNER TO {role}" if is_owner else "GRANT SELECT ON t TO {role}"
+    run_sql(
+        database,
+        "CREATE TABLE t (id int PRIMARY KEY)",
+        f"ALTER TABLE t {policies}",  # type: ignore[arg-type]
+        "CREATE PUBLICATION pub FOR ALL TABLES",
+    )
+    with reader_of(database, SEES, rights) as dsn:
+        problems = preflight(dsn, WANTS)
+        assert [problem.subject for problem in problems] == ["public.t"] * hidden
+        with connect(dsn) as conn:
+            assert bool(readable_tables(conn, match_tables(conn, ["public.t"]))) is not hidden
+        run_sql(database, *(problem.sql or "" for problem in problems))  # type: ignore[misc]
+        assert preflight(dsn, WANTS) == []
+        with connect(dsn) as conn:
+            conn.execute("SELECT FROM t")
+        if is_owner:
+            run_sql(database, "ALTER TABLE t OWNER TO CURRENT_USER")
+
+
+def test_the_owner_of_a_table_runs_the_grants_that_are_missing(any_database: str) -> None:
+    with reader_of(any_database) as owner, reader_of(any_database, SEES) as dsn:
+        name = conninfo_to_dict(owner)["user"]
+        run_sql(any_database, f'CREATE SCHEMA apart AUTHORIZATION "{name}"')  # type: ignore[arg-type]
+        run_sql(owner, "CREATE TABLE apart.t (id int PRIMARY KEY)")
+        run_sql(any_database, "CREATE PUBLICATION pub FOR ALL TABLES")
+        problems = preflight(dsn, replace(WANTS, patterns=["apart.*"]))
+        assert [(p.subject, p.fatal, p.table_only) for p in problems] == [("apart.t", True, True)] * 2
+        run_sql(owner, *(problem.sql or "" for problem in problems))  # type: ignore[misc]
+        assert preflight(dsn, replace(WANTS, patterns=["apart.*"])) == []
+
+
+def test_a_role_that_does_not_see_statistics_is_told_what_it_misses(any_database: str) -> None:
+    run_sql(any_database, "CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION pub FOR ALL TABLES")
+    with reader_of(any_database, "GRANT SELECT ON t TO {role}") as dsn:
+        (problem,) = preflight(dsn, WANTS)
+        assert (problem.fatal, "cdc_feedback_age_seconds" in problem.message) == (False, True)
+        run_sql(any_database, problem.sql or "")  # type: ignore[arg-type]
+        assert preflight(dsn, WANTS) == []
