@@ -132,7 +132,8 @@
         ├── ViewColumnRefused       quarantine: a result column of a view cannot be a column of the log
         ├── ViewFailed              quarantine: Spark cannot compute a view
         ├── ViewOnlyRefreshed       exit 2: the SQL of a view does not allow what the definition demands
-        └── ViewCycle               exit 2: a view reads itself
+        ├── ViewCycle               exit 2: a view reads itself
+        └── ViewKeyNull             quarantine: a column of the key of a view is NULL in a row
 
 Messages are lower case without a full stop. They name the failing object with ``!r`` and contain neither row
 values nor secrets. ``raise … from`` keeps the cause.
@@ -1348,6 +1349,14 @@ class ViewCycle(ViewError):
     code = "CDC-8010"
     exit_code = ExitCode.USAGE
     remedy = "let one of the views that the message names read tables instead"
+
+
+class ViewKeyNull(ViewError):
+    """A column of a view's key is NULL in a row, or can be because of an outer join. No key in the log has a NULL."""
+
+    code = "CDC-8011"
+    reaction = Reaction.QUARANTINE
+    remedy = "leave such rows out with IS NOT NULL in WHERE, or replace NULL by 'coalesce' in the SQL of the view"
 
 
 _RESTARTABLE: tuple[type[CdcError], ...] = (LogFenced, SinkFenced, UnknownRelation, DeliveryFenced)

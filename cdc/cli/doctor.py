@@ -58,6 +58,10 @@ def doctor(
     ruled = [one for one in rule_problems(definition, str(config)) if not stores or one.code != SinkUnavailable.code]
     problems += [*ruled, *mask_problems(definition, tables), *stores]
     problems += [] if sql else delivery_problems(definition, tables)
+    if definition.views and tables:
+        from cdc.capture.view_key_checks import view_key_problems  # few definitions have views
+
+        problems += view_key_problems(definition, tables)
     issues = list(issues_in_file(config, [one for one in found if not isinstance(one.error, SinkUnavailable)]))
     if rules and tables:
         unresolved, failed = _check_rules_with_spark(config)

@@ -32,7 +32,7 @@ from cdc.config.sinks import (
 from cdc.config.transform import Transform
 from cdc.config.views import NAME_OF_VIEWS, Incremental, View
 from cdc.config.yaml_document import Key
-from cdc.errors import CdcError, SchemaNotApplicable, TransformFailed, ViewError, ViewOnlyRefreshed
+from cdc.errors import CdcError, SchemaNotApplicable, TransformFailed, ViewError, ViewKeyNull, ViewOnlyRefreshed
 from cdc.table import TableSchema, matches
 from cdc.target_names import column_name
 
@@ -339,10 +339,17 @@ def _views(definition: Definition) -> Iterator[Disagreement]:
 def _view_sql(definition: Definition, view: View, key: Key) -> Iterator[Disagreement]:
     analysis = import_module("cdc.view_sql.view_query")  # imported late: few definitions have views
     try:
-        reason = analysis.query_of(view.name, {one.name: one for one in definition.views}).only_refresh
+        query = analysis.query_of(view.name, {one.name: one for one in definition.views})
     except ViewError as exc:
         yield Disagreement((*key, "sql"), f"{exc.code} {exc.message}")
         return
+    reason = query.only_refresh
+    if cause := next((cause for cause in query.null_causes() if cause.joined), None):
+        message = (
+            f"{ViewKeyNull.code} column {cause.column!r} of the key is NULL in rows for which an outer join has no "
+            f"match in {cause.joined!r}: {ViewKeyNull.remedy}"
+        )
+        yield Disagreement((*key, "key"), message)
     read = analysis.ViewQuery.parse(view.name, view.sql, view.key).inputs
     for other in (one for one in definition.views if one.keep is not None and one.name in read):
         message = f"view {other.name!r} has 'keep', and other views cannot read it: let this one read its tables"

@@ -11,6 +11,7 @@ from typing import Final, Protocol, Self
 
 from cdc.errors import ViewCycle
 from cdc.view_sql.changed_keys import ChangedKeys, InputsAtCut, semi_join
+from cdc.view_sql.null_keys import NullCause, null_causes
 from cdc.view_sql.query_checks import (
     clauses_for_refresh,
     joins_and_groups_for_refresh,
@@ -78,6 +79,10 @@ class ViewQuery:
         if self._structure is None or self.only_refresh is not None:
             raise ValueError(f"view {self.name!r} can only be refreshed: {self.only_refresh}")
         return ChangedKeys(self._text, self._structure, self.key, topic).sql(before, after)
+
+    def null_causes(self) -> list[NullCause]:
+        """Return the ways in which a column of the key can be NULL; of SQL that is not analysed, none."""
+        return [] if self._structure is None else list(null_causes(self._text, self._structure, self.key))
 
     def explain(self) -> list[tuple[str, str]]:
         """Return (topic, sentence) for every time that the view reads a table: how its changes find the keys."""

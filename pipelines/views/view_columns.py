@@ -27,7 +27,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
-from cdc.errors import ValueNotRepresentable, ViewColumnRefused
+from cdc.errors import ValueNotRepresentable, ViewColumnRefused, ViewKeyNull
 from cdc.json_arrays import MAX_STRING_BYTES
 from cdc.log_row import LOG_SCHEMA
 from cdc.table import Column, ReplicaIdentity, TableSchema, split_topic
@@ -155,17 +155,14 @@ def view_images(rows: pa.Table, schema: TableSchema, limit: int = MAX_STRING_BYT
 def view_keys(rows: pa.Table, schema: TableSchema) -> pa.ChunkedArray:
     """Return the key of each row, for the columns `key` and `old_key` of LOG_SCHEMA; rows: as in `view_images`.
 
-    Raises ValueNotRepresentable for a value that Postgres does not have, and for NULL.
+    Raises ValueNotRepresentable for a value that Postgres does not have, and ViewKeyNull.
     """
     columns = schema.key
 
     def keys(texts: pa.Array, count: int) -> pa.Array:
         if texts.null_count:
             name = columns[texts.is_null().index(True).as_py() % len(columns)].name
-            raise ValueNotRepresentable(
-                f"view {schema.topic!r} has a row in which its key column {name!r} is NULL",
-                remedy="leave such rows out in the SQL of the view, or replace NULL by 'coalesce'",
-            )
+            raise ViewKeyNull(f"view {schema.topic!r} has a row in which its key column {name!r} is NULL")
         return pa.ListArray.from_arrays(_offsets(count, len(columns)), texts, type=_KEY)
 
     return _by_row(rows, schema, columns, keys, MAX_STRING_BYTES)

@@ -198,3 +198,20 @@ def test_an_expression_that_spark_does_not_resolve_is_told_when_it_is_asked_for(
     path.write_text(path.read_text().replace("mali", "mail"))
     mended = run(capsys, "doctor", "-c", path, "--rules")
     assert (mended.status, f"→ cdc run -c {path}\n" in mended.output) == (0, True)
+
+
+def test_a_key_of_a_view_that_is_a_nullable_column_is_a_warning(
+    database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_sql(
+        database, "CREATE SCHEMA shop", "CREATE TABLE shop.orders (id int PRIMARY KEY, day date, week date NOT NULL)"
+    )
+    path = definition(tmp_path, database, "shop.orders")
+    sql = "SELECT day, week, count(*) AS n FROM shop.orders GROUP BY day, week"
+    path.write_text(f"{path.read_text()}views: [{{name: shop.v, key: [day, week], sql: '{sql}'}}]\n")
+
+    problems = run(capsys, "doctor", "-c", path, "--json").envelope["result"]["problems"]
+
+    (warning,) = (problem for problem in problems if problem["code"] == "CDC-8011")
+    assert (warning["subject"], warning["fatal"]) == ("view shop.v", False)
+    assert warning["message"].startswith("column 'day' of the key can be NULL, as column 'day' of shop.orders can")

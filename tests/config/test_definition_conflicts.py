@@ -171,6 +171,9 @@ def test_the_sql_of_a_view_is_checked(tmp_path: Path) -> None:
     assert messages("SELECT id, now() AS n FROM shop.orders") == [("views.0.sql", "CDC-8002")]
     assert messages("SELECT total FROM shop.orders") == [("views.0.sql", "CDC-8003")]
     assert messages("SELECT id FROM orders") == [("views.0.sql", "CDC-8005")]
+    joined = "SELECT {} AS id FROM shop.orders o LEFT JOIN shop.items i ON i.order_id = o.id"
+    assert messages(joined.format("i.id")) == [("views.0.key", "CDC-8011")]
+    assert messages(joined.format("coalesce(i.id, 0)")) == messages(joined.format("o.id")) == []
     whole = "SELECT id FROM shop.orders ORDER BY id LIMIT 5"
     assert messages(whole) == []
     assert messages(whole, incremental="required") == [("views.0.incremental", "CDC-8009")]

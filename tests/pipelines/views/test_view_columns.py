@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from cdc.errors import ValueNotRepresentable, ViewColumnRefused
+from cdc.errors import ValueNotRepresentable, ViewColumnRefused, ViewKeyNull
 from cdc.log_row import LOG_SCHEMA
 from cdc.table import ReplicaIdentity, TableSchema, TableState
 from pipelines.types.families import TypePolicy
@@ -234,5 +234,5 @@ def test_text_that_is_no_utf_8_is_refused() -> None:
 
 def test_null_in_a_key_is_refused() -> None:
     rows = pa.table({"id": [1, 2], "day": ["a", None]})
-    with pytest.raises(ValueNotRepresentable, match="key column 'day' is NULL"):
+    with pytest.raises(ViewKeyNull, match="key column 'day' is NULL"):
         view_keys(rows, schema_of(rows, "id", "day"))
