@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import cache, cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,6 +19,7 @@ from xdist.scheduler.loadgroup import LoadGroupScheduling
 from tests.fixtures import forked, java
 from tests.fixtures.examples import register_profiles
 from tests.fixtures.postgres_programs import OTHERS, provide_chosen
+from tests.fixtures.skips import CI, refuse_unlisted
 
 register_profiles()
 provide_chosen()
@@ -169,6 +170,15 @@ def _uses_spark(item: pytest.Item) -> bool:
     chosen = item.callspec.params if hasattr(item, "callspec") else {}
     asking = [name for name, found in item._fixtureinfo.name2fixturedefs.items() if _gets_spark(found[-1].func)]
     return any("spark" in str(chosen.get(name, "spark")) for name in asking)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """In CI: a test that is skipped for a reason that nobody has listed fails."""
+    report = yield
+    if CI:
+        refuse_unlisted(report)
+    return report
 
 
 @cache

@@ -22,6 +22,7 @@ from pipelines.sinks.search.staged_index import StagedSearch
 from pipelines.sinks.search_server.sink import SearchServerSink
 from pipelines.sinks.search_server.staged_indexes import StagedSearchServer
 from tests.fixtures.search_sinks import search_sink
+from tests.fixtures.skips import NO_PROMISE
 
 LOG = "log-1"
 NOT_IN_AN_INDEX: Final = {
@@ -52,7 +53,7 @@ class Store:
 
     def require(self, promise: str) -> None:
         if promise in self.missing:
-            pytest.skip(self.missing[promise])
+            pytest.skip(f"{NO_PROMISE}: {self.missing[promise]}")
 
 
 def delta_rows(record: TableRecord) -> dict[str, dict[str, Any]]:

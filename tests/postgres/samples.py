@@ -152,6 +152,8 @@ SAMPLES: dict[str, tuple[str, ...]] = {
     "tstzmultirange": ("{}", '{["2024-01-01 00:00:00+02",infinity)}'),
 }
 """Type, with a modifier where one matters → values."""
+SINCE_19: dict[str, tuple[str, ...]] = {"oid8": ("0", "18446744073709551615"), "regdatabase": ("postgres", "-")}
+"""Types that came with version 19 → values."""
 
 COMPUTED: dict[str, str] = {
     "gtsvector": "NULL::gtsvector",

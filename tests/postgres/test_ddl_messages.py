@@ -13,6 +13,7 @@ from cdc.postgres.ddl_messages import parse_ddl_message, trigger_script
 from cdc.postgres.system_catalog import read_catalog_tables
 from cdc.table import TableState
 from tests.fixtures.postgres import rows_of, run_sql
+from tests.fixtures.postgres_programs import needs_version
 from tests.postgres.decoding_session import DecodingSession, decoding_session, within
 
 TABLE: LiteralString = "CREATE TABLE t (id int PRIMARY KEY, a text, b int)"
@@ -241,6 +242,7 @@ def test_a_message_that_is_none_of_ours_is_passed_over(content: bytes) -> None:
     assert parsed is None or isinstance(parsed.oid, int)
 
 
+@needs_version(18)
 def test_computed_columns_that_are_sent_are_not_taken_for_new_ones(database: str) -> None:
     """The trigger does not know the publication: of an altered table, and of one that is created under it."""
     run_sql(

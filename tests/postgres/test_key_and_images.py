@@ -11,6 +11,7 @@ from cdc.pgoutput.messages import UNCHANGED, Update
 from cdc.postgres.connection import connect
 from cdc.postgres.tables import match_tables, read_schema
 from tests.fixtures.postgres import rows_of, run_sql
+from tests.fixtures.postgres_programs import needs_version
 from tests.postgres.four_readings import capture_stream, copy_rows
 
 LONG = "(SELECT string_agg(md5(n::text), '') FROM generate_series(1, 300) n)"
@@ -227,6 +228,7 @@ def test_a_generated_column_is_neither_streamed_nor_copied(either_database: str)
     assert dict(copy_rows(either_database, schema)[0]["after"]) == {1: "1", 3: "b"}
 
 
+@needs_version(18)
 def test_a_generated_column_is_streamed_where_the_publication_says_so(database: str):
     run_sql(database, GENERATED)
     with capture_stream(database) as capture:

@@ -19,7 +19,7 @@ from cdc.postgres.replication import ReplicationStream, StreamOptions
 from cdc.postgres.slot import create_slot
 from cdc.postgres.tables import match_tables, readable_tables
 from tests.fixtures.postgres import reader_of, rows_of, run_sql
-from tests.fixtures.postgres_programs import MAIN_VERSION
+from tests.fixtures.postgres_programs import MAIN_VERSION, needs_version
 
 LEFT_ALONE = PublicationControl(create=False)
 WANTS = SourceRequirements(slot="pre", publication="pub", patterns=["public.*"])
@@ -154,6 +154,7 @@ def test_a_generated_column_of_the_replica_identity_is_reported_and_the_sql_fixe
     assert preflight(any_database, WANTS) == []
 
 
+@needs_version(18)
 def test_generated_columns_under_full_are_reported_if_they_would_stop_the_source(database: str) -> None:
     for name, kind in (("kept", "STORED"), ("made", "VIRTUAL")):
         run_sql(

@@ -20,7 +20,7 @@ from cdc.postgres.connection import connect
 from tests.fixtures.examples import examples
 from tests.fixtures.postgres import rows_of, run_sql
 from tests.postgres.four_readings import Texts, capture_stream, read_four_ways
-from tests.postgres.samples import COMPUTED, EXTENSIONS, ODD_TEXT, SAMPLES
+from tests.postgres.samples import COMPUTED, EXTENSIONS, ODD_TEXT, SAMPLES, SINCE_19
 
 _BASE_TYPES = """
     SELECT format_type(oid, NULL) FROM pg_type
@@ -47,6 +47,8 @@ def supported(dsn: str) -> dict[str, tuple[str, ...]]:
     with connect(dsn) as conn:
         if conn.info.server_version >= 170000:
             samples["interval"] += ("infinity", "-infinity")
+        if conn.info.server_version >= 190000:
+            samples |= SINCE_19
         if not conn.execute("SELECT 1 FROM pg_config() WHERE setting LIKE '%--with-libxml%'").fetchone():
             del samples["xml"]
     return samples
@@ -55,7 +57,7 @@ def supported(dsn: str) -> dict[str, tuple[str, ...]]:
 def test_every_base_type_has_samples(any_database: str):
     named = {name for (name,) in rows_of(any_database, _BASE_TYPES)}
     with connect(any_database) as conn:
-        kinds = [*SAMPLES, *COMPUTED]
+        kinds = [*SAMPLES, *supported(any_database), *COMPUTED]
         sampled = {conn.execute("SELECT format_type(%s::regtype, NULL)", [kind]).fetchone() for kind in kinds}
     assert named - {row[0] for row in sampled if row} == set()
 

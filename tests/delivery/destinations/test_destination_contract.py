@@ -26,6 +26,7 @@ from tests.delivery.destinations.receivers import NAMES, Received, Receiver, cra
 from tests.delivery.destinations.sending import Assignment, as_columns, event, numbered, run_process
 from tests.delivery.loop_run import NAME, LoopRun, drain
 from tests.delivery.sent_log import begin_log, change
+from tests.fixtures.skips import NO_PROMISE
 from tests.fixtures.waiting import until
 from tests.log.sample_log import ORDERS, commit_rows
 
@@ -211,7 +212,7 @@ def test_closing_does_not_fail_in_any_state(receiver: Receiver) -> None:
 
 def test_a_refused_event_is_named_and_no_later_event_of_its_key_is_delivered(receiver: Receiver) -> None:
     if receiver.too_large is None:
-        pytest.skip("the destination takes events of any size")
+        pytest.skip(f"{NO_PROMISE}: the destination takes events of any size")
     first, second = receiver.topics
     sent = [
         event(1, first, b"a", b"1"),
@@ -262,7 +263,7 @@ def test_a_second_process_fences_the_first(receiver: Receiver) -> None:
 def test_a_check_neither_disturbs_a_process_that_sends_nor_creates_anything(receiver: Receiver) -> None:
     destination, other = receiver.make(), receiver.make()
     if not isinstance(other, ChecksAccess):
-        pytest.skip("consumers connect to the destination")
+        pytest.skip(f"{NO_PROMISE}: consumers connect to the destination")
     sent = numbered(range(40), receiver.topics)
     destination.open()
     send_and_commit(destination, sent[:10], b"10")

@@ -23,6 +23,7 @@ import pytest
 
 from cdc.delivery.destinations.contract import Destination
 from cdc.delivery.formats.contract import Headers
+from tests.fixtures.skips import NO_PROMISE
 
 NAMES: Final = tuple(sorted(module.name for module in pkgutil.iter_modules(__path__)))
 
@@ -80,7 +81,7 @@ class Receiver:
     def require(self, wanted: str) -> None:
         """Skip the test if the destination does not have the property."""
         if wanted in self.missing:
-            pytest.skip(self.missing[wanted])
+            pytest.skip(f"{NO_PROMISE}: {self.missing[wanted]}")
 
 
 def module_of(name: str) -> ModuleType:
