@@ -321,6 +321,13 @@ VIEW_SECONDS_LEFT: Final = Metric(
     "estimated seconds until the running computation of a view is complete; absent while the whole view is computed",
     _VIEW,
 )
+VERIFY_STATE: Final = Metric(
+    "cdc_verify_state",
+    Kind.GAUGE,
+    "always 1; the label 'state' contains the state of the continuous verification: waiting, running, paused, failing, "
+    "absent or off",
+    ("pipeline", "state"),
+)
 VERIFY_SUCCESS: Final = Metric(
     "cdc_verify_last_success_timestamp_seconds",
     Kind.GAUGE,

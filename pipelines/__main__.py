@@ -148,6 +148,8 @@ def _verify_parser(verbs: Any) -> argparse.ArgumentParser:
         action="store_true",
         help="correct the sink: let the reader read the differing rows again by key, then compare once more",
     )
+    # the server process starts it: rounds within the budget of the key 'verify', until nothing is due for a while
+    verify.add_argument("--scheduled", action="store_true", help=argparse.SUPPRESS)
     verify.add_argument(
         "--json", action="store_true", help="print one JSON envelope; with --every, print one for each range of keys"
     )

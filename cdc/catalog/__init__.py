@@ -32,6 +32,7 @@ from cdc.catalog.reported_state import (
     TableProgress,
     TableStore,
 )
+from cdc.catalog.verification_state import VerificationRecords
 from cdc.catalog.verified_ranges import VerifiedRange, VerifiedRangeStore
 
 __all__ = [
@@ -70,6 +71,7 @@ class Catalog:
         self.audit = AuditLog(database)
         self.leases = Leases(database)
         self.verified = VerifiedRangeStore(database)
+        self.verification = VerificationRecords(self.commands)
 
     @classmethod
     def open(cls, url: str, *, migrate: bool = True) -> Self:

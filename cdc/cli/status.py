@@ -119,16 +119,22 @@ def _print_lines(found: PipelineStatus, summary: str, file: Path) -> None:
         slowed = f"  {sink.reason}" if sink.reason and sink.state != "failed" else ""
         echo(f"  {sink.name:<9} {sink.position or '–':<14}  lag {_seconds(sink.lag_seconds)}  {sink.state}{slowed}")
     _print_tables(found, file)
-    for verified in found.verified:
-        through = verified.verified_through or f"not all rows yet, {verified.ranges} ranges"
-        apart = f"  {verified.mismatched:,} rows differed" if verified.mismatched else ""
-        echo(f"    {verified.topic:<31} {verified.sink:<9} verified through {through}{apart}")
+    _print_verification(found)
     for backfill in found.backfills:
         if backfill.pending:
             what = tables_text(backfill.request)
             echo(
                 f"  {backfill.kind:<9} {backfill.id:>4}  {backfill.state:<14}{what}  {progress_text(backfill)}".rstrip()
             )
+
+
+def _print_verification(found: PipelineStatus) -> None:
+    if found.verification is not None:
+        echo(f"  {'verify':<9} {found.verification.state:<14}  {found.verification.detail}".rstrip())
+    for verified in found.verified:
+        through = verified.verified_through or f"not all rows yet, {verified.ranges} ranges"
+        apart = f"  {verified.mismatched:,} rows differed" if verified.mismatched else ""
+        echo(f"    {verified.topic:<31} {verified.sink:<9} verified through {through}{apart}")
 
 
 def _print_tables(found: PipelineStatus, file: Path) -> None:

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from ipaddress import ip_address
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import (
     AfterValidator,
-    BeforeValidator,
     Field,
     ValidationInfo,
-    WithJsonSchema,
     model_validator,
 )
 
@@ -36,7 +34,8 @@ from cdc.config.object_store import Storage, log_root
 from cdc.config.secret import HIDDEN, Secret
 from cdc.config.sinks import DeltaSinkDefinition, Sink, has_tables_and_views, with_views_apart
 from cdc.config.source import Snapshot, Source
-from cdc.config.units import Bytes, Seconds
+from cdc.config.units import Bytes, Seconds, SecondsOrOff
+from cdc.config.verification import Verification, VerificationOrOff
 from cdc.config.views import View
 from cdc.errors import ServiceUnprotected
 from cdc.log.bucket_files import Root
@@ -68,17 +67,6 @@ class Segment(Model):
     """Size at which the log closes a segment; default 256 MiB."""
     every: Annotated[Seconds, Field(gt=0)] = 3600.0
     """Age at which the log closes a segment; default 1 hour."""
-
-
-def _off(value: Any) -> Any:
-    return 0 if value == "off" else value
-
-
-SecondsOrOff = Annotated[
-    Seconds,
-    BeforeValidator(_off),
-    WithJsonSchema({"type": ["string", "integer"], "pattern": r"^(off|0|\d+(\.\d+)? ?(ms|s|m|h|d))$", "maximum": 0}),
-]
 
 
 class Compact(Model):
@@ -251,6 +239,8 @@ class Definition(Model):
     """Views without SQL: rows of a table with rows of other tables inside of them. Each becomes a view."""
     deliveries: tuple[Delivery, ...] = ()
     """Deliveries of the log's changes as events, to brokers, files and sockets."""
+    verify: VerificationOrOff = Verification()
+    """Continuous verification of the sinks by the server process; `off` turns it off."""
     spark: Spark = Spark()
     catalog: CatalogLocation = CatalogLocation()
     service: Service = Service()

@@ -162,6 +162,7 @@ def printable_definition(definition: Definition, written: Any) -> dict[str, Any]
     log["segment"] = {"bytes": print_size(log["segment"]["bytes"]), "every": print_seconds(log["segment"]["every"])}
     log["compact"] = {name: print_seconds(value) for name, value in log["compact"].items()}
     log["retain"] = {name: print_seconds(value) for name, value in log["retain"].items()}
+    view["verify"]["every"] = print_seconds(view["verify"]["every"])
     for sink in view["sinks"]:
         for part, name in _DURATIONS:
             if part in sink:

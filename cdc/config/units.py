@@ -60,6 +60,18 @@ Seconds = Annotated[
 ]
 """A duration in seconds, written with its unit."""
 
+
+def _off(value: Any) -> Any:
+    return 0 if value == "off" else value
+
+
+SecondsOrOff = Annotated[
+    Seconds,
+    BeforeValidator(_off),
+    WithJsonSchema({"type": ["string", "integer"], "pattern": r"^(off|0|\d+(\.\d+)? ?(ms|s|m|h|d))$", "maximum": 0}),
+]
+"""A duration in seconds, or `off`, which is 0."""
+
 Bytes = Annotated[
     int,
     BeforeValidator(size),

@@ -35,7 +35,14 @@ from cdc.service.position_history import PositionHistory
 from cdc.service.problem import REMEDIES, Problem, problem_from_reason
 from cdc.service.slot_risk import SourceObservation
 from cdc.service.table_status import DROPPED, TableStatus, table_statuses
-from cdc.service.verification_status import VerifiedStatus, mismatch_problems, verified_statuses
+from cdc.service.verification_status import (
+    VerificationStatus,
+    VerifiedStatus,
+    mismatch_problems,
+    verification_problems,
+    verification_status,
+    verified_statuses,
+)
 from cdc.snapshot.backfill_status import BackfillStatus, list_backfills
 
 if TYPE_CHECKING:
@@ -134,6 +141,8 @@ class PipelineStatus:
     """The last status of the log; null before the first sample."""
     verified: tuple[VerifiedStatus, ...] = field(default=())
     """One verification result per table and sink; a table that was never compared with the source has none."""
+    verification: VerificationStatus | None = None
+    """What the continuous verification does."""
     load: MachineLoad | None = None
     """Processor time that the pipeline's processes use; null if it is unknown."""
 
@@ -176,7 +185,9 @@ def pipeline_status(
     log_problems = () if log is None else log.problems
     dropped = {(table.sink, table.topic) for table in tables if table.state == DROPPED}
     verified = tuple(v for v in verified_statuses(catalog.verified.ls(name)) if (v.sink, v.topic) not in dropped)
-    of_tables = (*_table_problems(tables), *mismatch_problems(verified))
+    has_server = any(p.process == "server" and p.state not in NOT_REPORTING for p in processes)
+    verification = verification_status(catalog.verification.get(name), verified, has_server=has_server)
+    of_tables = (*_table_problems(tables), *mismatch_problems(verified), *verification_problems(verification))
     found = (*_process_problems(processes), *log_problems, *_sink_problems(sinks), *of_tables)
     problems = tuple(replace(problem, remedy=complete_remedy(problem.remedy, file=file)) for problem in found)
     return PipelineStatus(
@@ -191,6 +202,7 @@ def pipeline_status(
         backfills=backfills,
         log=log,
         verified=verified,
+        verification=verification,
     )
 
 

@@ -16,6 +16,7 @@ from cdc.config import load_definition
 from cdc.config.units import seconds
 from cdc.errors import ConfigError, ExitCode, VerifyMismatch, complete_remedy
 from cdc.verify_and_replay_options import Against, VerifyMode
+from pipelines.verification import scheduled
 from pipelines.verification.compare_table import TableVerdict
 from pipelines.verification.continuous import ContinuousVerification, RangeResult, VerificationSchedule
 from pipelines.verification.repair import RepairResult, repair
@@ -30,6 +31,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     Raises ConfigError for invalid or conflicting options.
     """
+    if arguments.scheduled:
+        return scheduled.run(load_definition(arguments.config), print_range_json)
     options = VerifyOptions(
         tables=tuple(arguments.tables),
         sinks=tuple(arguments.sink),
@@ -78,13 +81,14 @@ def _schedule(arguments: argparse.Namespace) -> VerificationSchedule | None:
 
 def _verify_continuously(arguments: argparse.Namespace, options: VerifyOptions, schedule: VerificationSchedule) -> int:
     definition = load_definition(arguments.config)
-    report = _print_range_json if arguments.json else _print_range
+    report = print_range_json if arguments.json else _print_range
     verification = ContinuousVerification(definition, options, schedule, report)
     verification.run()
     return int((ExitCode.FINDING if verification.wrong else ExitCode.OK).value)
 
 
-def _print_range_json(range_result: RangeResult) -> None:
+def print_range_json(range_result: RangeResult) -> None:
+    """Print one envelope for the result of a range, or for the error that prevented the comparison."""
     if range_result.error is not None:
         error = ErrorReport.of(range_result.error)
         _print_envelope(Envelope(command="verify", ok=False, summary=range_result.error.message, error=error))

@@ -20,7 +20,7 @@ from typing import Any, Final, Self
 
 from cdc.catalog import Catalog, VerifiedRange
 from cdc.config import Definition
-from cdc.errors import CdcError, ExitCode, SinkError, SourceError
+from cdc.errors import CdcError, ExitCode, PositionNotReached, SinkError, SourceError
 from cdc.position import Position
 from cdc.postgres.key_range_digests import KeyRange, next_range_start
 from cdc.snapshot.backfill_documents import KEYS
@@ -73,11 +73,15 @@ class VerificationSchedule:
     range_rows: int = RANGE_ROWS
     cut_seconds: float = CUT_SECONDS
     budget: ReadBudget | None = None
-    """Limits what is spent; it rests between two cuts. None: no limit but `rate`."""
+    """Limits what is spent; it rests before the next cut. None: no limit but `rate`."""
     ends_before: float | None = None
     """Seconds; the verification ends if nothing is due for so long. None: it ends only by a signal."""
     one_sink_per_cut: bool = False
     """Whether each cut contains a single sink, so that a sink that cannot reach a cut does not stop the others."""
+    max_lag: float | None = None
+    """A sink that is further behind, in seconds, is left out; None: no sink is left out."""
+    after_round: Callable[[Catalog], int] | None = None
+    """Compares what has no ranges of keys, after all ranges that are due; returns the number of compared rows."""
     retry: float = RETRY_SECONDS
     """Maximum seconds from a failed round to the next attempt."""
 
@@ -227,20 +231,24 @@ class ContinuousVerification:
         """Ranges whose rows were read again, and which have to be compared again."""
         self._tried: set[tuple[SinkTable, datetime, int]] = set()
         """Ranges that were repaired in this pass; if one still differs, another attempt would not help."""
+        self._rests_until = 0.0
+        """Monotonic time before which the budget permits no cut."""
         self.wrong: set[SinkTable] = set()
         """Tables that have a known mismatch or could not be compared."""
 
-    def run(self) -> None:
+    def run(self) -> float | None:
         """Compare tables in rounds until SIGTERM or SIGINT, or until nothing is due for `ends_before` seconds.
 
-        Raises errors of usage, which every round would repeat.
+        Returns the seconds until something is due; None after a signal. Raises errors of usage, which every round would
+        repeat.
         """
         with self._signals, Catalog.open(self._definition.catalog.url) as catalog, suppress(Stopped):
             while True:
                 wait = self._attempt_round(catalog)
                 if self._schedule.ends_before is not None and wait > self._schedule.ends_before:
-                    return
+                    return wait
                 self._signals.pause(wait)
+        return None
 
     def round(self, catalog: Catalog) -> None:
         """Compare ranges until none is due, at as many cuts as needed.
@@ -254,14 +262,30 @@ class ContinuousVerification:
         while left:
             names = left.pop(0)
             try:
+                self._check_lag(catalog, names)
                 if self._compare_at_cut(catalog, names):
                     left.append(names)
             except CdcError as error:
                 if error.exit_code is ExitCode.USAGE:
                     raise
                 errors.append(error)
+        if self._schedule.after_round is not None:
+            self._pause_for_budget()
+            began = time.monotonic()
+            rows = self._schedule.after_round(catalog)
+            self._spend(rows, time.monotonic() - began)
         if errors:
             raise errors[0]
+
+    def _check_lag(self, catalog: Catalog, sinks: tuple[str, ...]) -> None:
+        """Raise PositionNotReached if a sink is too far behind to reach a cut soon."""
+        if self._schedule.max_lag is None:
+            return
+        for sink in catalog.sinks.ls(self._definition.name):
+            if sink.sink in sinks and sink.lag_seconds > self._schedule.max_lag:
+                raise PositionNotReached(
+                    f"sink {sink.sink!r} is {sink.lag_seconds:.0f} s behind, so it is verified later"
+                )
 
     def _attempt_round(self, catalog: Catalog) -> float:
         """Compare all ranges that are due; return the seconds until the next round.
@@ -300,6 +324,7 @@ class ContinuousVerification:
         """
         options = replace(self._options, sinks=sinks)
         request = replace(cut_request(self._definition, options), locks_all=False)
+        self._pause_for_budget()
         at, began = datetime.now(UTC), time.monotonic()
         wrong: list[tuple[TableVerdict, VerifiedRange]] = []
         rows, complete = 0, False
@@ -319,12 +344,15 @@ class ContinuousVerification:
                     complete = True
         except _TableGivenUp as given_up:
             self._give_up(catalog, given_up, at)
-        self._rest(rows, time.monotonic() - began)
+        self._spend(rows, time.monotonic() - began)
         return self._repair(wrong) or not complete
 
-    def _rest(self, rows: int, seconds: float) -> None:
+    def _spend(self, rows: int, seconds: float) -> None:
         if self._schedule.budget is not None:
-            self._signals.pause(self._schedule.budget.rest_after(rows, seconds))
+            self._rests_until = time.monotonic() + self._schedule.budget.rest_after(rows, seconds)
+
+    def _pause_for_budget(self) -> None:
+        self._signals.pause(self._rests_until - time.monotonic())
 
     def _give_up(self, catalog: Catalog, given_up: _TableGivenUp, at: datetime) -> None:
         """Record that a table could not be compared now, so that other tables are compared before it."""

@@ -99,7 +99,7 @@ def verify(definition: Definition, options: VerifyOptions) -> VerifyReport:
     The catalog records every table that was compared with the source row by row or by digest.
     Raises PositionNotReached if the sinks do not reach a common position with the source.
     """
-    views = _views(definition, options)
+    views = compare_views(definition, options)
     if not _selects_tables(definition, options):
         return VerifyReport(LogReader(definition.log.root).durable or Position(0), views)
     report = (
@@ -134,7 +134,7 @@ def _selects_tables(definition: Definition, options: VerifyOptions) -> bool:
     return by_sink and not (options.tables and all(any(matches_name(n, [t]) for n in names) for t in options.tables))
 
 
-def _views(definition: Definition, options: VerifyOptions) -> tuple[TableVerdict, ...]:
+def compare_views(definition: Definition, options: VerifyOptions) -> tuple[TableVerdict, ...]:
     """Compare the selected views with their SQL, and the selected sinks of views with the log of views."""
     found: list[TableVerdict] = []
     if not definition.views:

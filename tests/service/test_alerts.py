@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from cdc.catalog import Catalog
+from cdc.catalog.verification_state import VerificationRecord, VerificationState
 from cdc.log import consumers
 from cdc.postgres.embedded_server import EmbeddedPostgres
 from cdc.service.api.app import create_app
@@ -20,7 +21,7 @@ from tests.cli.trimmed import HOUR_US, Folder
 from tests.faults.proxy import Proxy
 from tests.fixtures.postgres import fresh_database, run_sql
 from tests.fixtures.waiting import until
-from tests.service.pipeline import definition
+from tests.service.pipeline import NAME, definition
 from tests.service.prometheus_pipeline import PROMETHEUS, PROMTOOL, RULES, Pipeline, Prometheus, reported, shipped
 from tests.service.running import answering
 
@@ -50,6 +51,7 @@ def _pipeline(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFacto
         found = Pipeline(catalog, app.state.sampler, dsn, *names, reports, source, server, folder, ahead)
         found.look_at(Folder.half(folder).root)
         found.follow()
+        put_verification(found, VerificationState.WAITING)
         stack.callback(found.end)
         yield found
 
@@ -148,6 +150,17 @@ def verified(**found: int) -> Situation:
 
 
 @contextmanager
+def failing_verification(pipeline: Pipeline) -> Iterator[None]:
+    put_verification(pipeline, VerificationState.FAILING)
+    yield
+    put_verification(pipeline, VerificationState.WAITING)
+
+
+def put_verification(pipeline: Pipeline, state: VerificationState) -> None:
+    pipeline.catalog.verification.put(NAME, VerificationRecord(state=state, every=86400.0))
+
+
+@contextmanager
 def late_consumer(pipeline: Pipeline) -> Iterator[None]:
     log = Folder(pipeline.folder / "late")
     log.compacted(160)
@@ -210,7 +223,8 @@ SITUATIONS: dict[str, Situation] = {
     "CdcTableNotStreaming": reporting("table_state", "failed"),
     "CdcTableRefused": reporting("table_state", "refused"),
     "CdcVerifyMismatch": verified(mismatched=3),
-    "CdcVerifyStale": verified(days_ago=2),
+    "CdcVerifyStale": verified(days_ago=4),
+    "CdcVerifyStopped": failing_verification,
     "CdcReaderFlaps": counting("reconnects"),
     "CdcTransactionsLost": counting("lost"),
     "CdcErrors": counting("errors"),

@@ -28,6 +28,7 @@ from cdc.service.api.status_routes import POLICY
 from cdc.service.api.status_sampler import SAMPLE_INTERVAL, StatusSampler
 from cdc.service.background_jobs import ReplayJobs, VerificationJobs
 from cdc.service.log_sampler import utc_now
+from cdc.service.verification_runner import VerificationRunner
 
 _HEADERS: Final = {
     "content-security-policy": POLICY,
@@ -51,6 +52,7 @@ def create_app(
     sampler = StatusSampler(catalog, definition, log_root, clock, file)
     replays = ReplayJobs(catalog, definition.name, file)
     verifications = VerificationJobs(catalog, definition.name, file)
+    runner = VerificationRunner(catalog, definition, file, lambda: sampler.load)
 
     @asynccontextmanager
     async def sampling(_: Starlette) -> AsyncIterator[dict[str, RouteContext]]:
@@ -58,6 +60,7 @@ def create_app(
         await run_in_threadpool(verifications.jobs.fail_unfinished)
         await run_in_threadpool(sampler.sample)
         task = asyncio.create_task(_sample(sampler))
+        runner.start()
         context = RouteContext(sampler, catalog, definition, replays, verifications)
         try:
             yield {"context": context}
@@ -66,6 +69,7 @@ def create_app(
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             await run_in_threadpool(context.queries.stop)
+            await run_in_threadpool(runner.stop)
             await run_in_threadpool(replays.jobs.stop)
             await run_in_threadpool(verifications.jobs.stop)
             await run_in_threadpool(sampler.report_stopped)

@@ -29,7 +29,7 @@ from cdc.service.api.route_context import (
     Text,
 )
 from cdc.service.background_jobs import ReplayRequest, ReplayStatus, VerifyRequest, VerifyStatus
-from cdc.service.verification_status import VerifiedStatus, verified_statuses
+from cdc.service.verification_status import VerificationStatus, VerifiedStatus
 from cdc.snapshot import backfill_documents
 from cdc.snapshot.backfill_status import BackfillStatus, find_backfill, list_backfills
 from cdc.table import exact_glob
@@ -110,6 +110,8 @@ class VerificationBody:
 
     tables: tuple[VerifiedStatus, ...]
     """One result per table and sink; a table that was never compared with the source has none."""
+    verification: VerificationStatus | None
+    """What the continuous verification does."""
     last: VerifyStatus | None
     """The newest verification that was started over the API; null if there is none."""
 
@@ -227,7 +229,8 @@ def verify(context: Context, body: VerifyBody, actor: Actor) -> VerifyStatus:
 @routes.get("/verify", tags=["verify"])
 def verified(context: Context) -> VerificationBody:
     """Return the time up to which each table is verified (`cdc status`), and the last verification job."""
-    return VerificationBody(verified_statuses(context.catalog.verified.ls(context.name)), context.verifications.last())
+    status = context.sampler.status()
+    return VerificationBody(status.verified, status.verification, context.verifications.last())
 
 
 def _request_backfill(context: RouteContext, request: backfill_documents.BackfillRequest, actor: str) -> BackfillStatus:

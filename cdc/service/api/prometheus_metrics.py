@@ -55,6 +55,7 @@ from cdc.metrics import (
     TABLE_STATE,
     VERIFIED_THROUGH,
     VERIFY_MISMATCHED,
+    VERIFY_STATE,
     VERIFY_SUCCESS,
     WAL_RATE,
     Kind,
@@ -186,6 +187,8 @@ class MetricFamilies(Collector):
 
     def _overlay_verified(self, status: PipelineStatus) -> None:
         """Set the metrics of verifications from the results in the catalog."""
+        if status.verification is not None:
+            self._set(VERIFY_STATE, 1.0, status.name, status.verification.state)
         for table in status.verified:
             figures = (
                 (VERIFY_SUCCESS, _unix(table.equal_at)),

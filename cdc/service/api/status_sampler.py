@@ -166,6 +166,11 @@ class StatusSampler:
         """Status of the last rendered sample, with the title and the sections that were rendered from it."""
         self._lock = Lock()
 
+    @property
+    def load(self) -> MachineLoad | None:
+        """The machine's load; None while it is unknown."""
+        return self._load
+
     def is_due(self, now: float) -> bool:
         """Whether a sample is due, which depends on whether a client watches; `now` is a monotonic time."""
         return now - self._sampled_at >= (SAMPLE_INTERVAL if self.streams else UNWATCHED_INTERVAL) - _TOLERANCE

@@ -14,8 +14,11 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from cdc.catalog import Catalog
+from cdc.catalog.verification_state import VerificationRecord, VerificationState
+from cdc.config import load_definition
 from cdc.postgres.connection import connect
 from cdc.postgres.embedded_server import EmbeddedPostgres
+from cdc.service.verification_runner import RunnerTiming, VerificationRunner
 from pipelines.verification.continuous import ContinuousVerification, RangeResult, VerificationSchedule
 from pipelines.verification.verify import VerifyOptions
 from tests.catalog.test_verified_ranges import range_of
@@ -40,10 +43,10 @@ class Streaming:
         return DeltaTable(str(self.captured.folder / "lake" / "public" / table))
 
     def verification(
-        self, *tables: str, report: Callable[[RangeResult], None] = lambda _: None, every: float = 0.001
+        self, *tables: str, report: Callable[[RangeResult], None] = lambda _: None
     ) -> ContinuousVerification:
         options = VerifyOptions(tables=tables, timeout=30.0)
-        schedule = VerificationSchedule(every=every, range_rows=20, one_sink_per_cut=True)
+        schedule = VerificationSchedule(every=0.001, range_rows=20, one_sink_per_cut=True)
         return ContinuousVerification(self.captured.definition, options, schedule, report)
 
     def mismatched(self) -> dict[tuple[str, str], int]:
@@ -116,7 +119,7 @@ LAKE_DRIFTS = (
 """Each happens to a table of its own, with the name of the function."""
 INDEX_DRIFTS = {("20", "5.00"): None, ("21", "5.25"): "bad", ("9999", "1.00"): "bad"}
 """A document removed, one changed, one of a row that never was."""
-TABLES = (*(drift.__name__ for drift in LAKE_DRIFTS), "same", "waited_for", "misfit", "beside")
+TABLES = (*(drift.__name__ for drift in LAKE_DRIFTS), "same", "waited_for", "misfit", "beside", "unwatched")
 
 
 def _append(table: DeltaTable, like: int, **values: int) -> None:
@@ -183,7 +186,7 @@ def test_each_drift_is_found_within_one_pass(streaming: Streaming) -> None:
         spoil_index(streaming.captured, INDEX_DRIFTS)
     streaming.verification(*drifting, "same", "t").round(streaming.catalog)
     found = streaming.mismatched()
-    assert {table for (sink, table), rows in found.items() if sink == "lake" and rows} == set(drifting)
+    assert {name for name in (*drifting, "same") if found["lake", name]} == set(drifting)
     assert found["find", "t"] == len(INDEX_DRIFTS)
     assert (found["lake", "same"], found["lake", "t"]) == (0, 0)
 
@@ -204,17 +207,16 @@ def test_a_cut_ends_when_another_session_waits_for_its_lock(streaming: Streaming
             sessions[0].start()
             until(lambda: rows_of(dsn, "SELECT 1 FROM pg_locks WHERE NOT granted"), "a session that waits")
 
-    streaming.verification("waited_for", report=wait_for_lock, every=3600).round(streaming.catalog)
+    streaming.verification("waited_for", report=wait_for_lock).round(streaming.catalog)
     sessions[0].join()
     positions = [result.found.position for result in results if result.found is not None]
-    assert len(positions) == 3
     assert positions[0] < positions[1] == positions[2]
     assert all(result.verdict is not None and result.verdict.equal for result in results)
 
 
 def test_a_table_that_cannot_be_compared_does_not_stop_the_others(streaming: Streaming) -> None:
     """A bound of its last pass does not fit its key any more."""
-    unended = range_of(topic="public.misfit", began=datetime(2026, 1, 1, tzinfo=UTC), ended="no number")
+    unended = range_of(topic="public.misfit", began=datetime.now(UTC), ended="no number")
     streaming.catalog.verified.record(NAME, unended)
     results: list[RangeResult] = []
     verification = streaming.verification("misfit", "beside", report=results.append)
@@ -228,3 +230,27 @@ def test_a_table_that_cannot_be_compared_does_not_stop_the_others(streaming: Str
     again.round(streaming.catalog)
     (misfit,) = [one for one in streaming.catalog.verified.ls(NAME) if one.topic == "public.misfit"]
     assert (misfit.ended, misfit.mismatched, misfit.rows) == (True, 0, 49)
+
+
+def test_the_server_process_verifies_by_itself_and_records_when_the_next_pass_is_due(streaming: Streaming) -> None:
+    """A process that the runner starts compares what is due; nobody gave a command."""
+    path = streaming.captured.path
+    path.write_text(f"{path.read_text()}verify: {{every: 1h, max_cpu: 1.0}}\n")
+    with streaming.applying.resting():
+        streaming.lake("unwatched").delete("id = 7")
+    timing = RunnerTiming(settle=0.0, poll=0.05)
+    runner = VerificationRunner(streaming.catalog, load_definition(path), path, lambda: None, timing)
+    runner.start()
+    try:
+        until(lambda: streaming.mismatched().get(("lake", "unwatched")), "the mismatch")
+        record = until(lambda: _waiting(streaming.catalog), "the end of the pass")
+    finally:
+        runner.stop()
+    assert record.next_at is not None
+    minutes_left = (datetime.fromisoformat(record.next_at) - datetime.now(UTC)).total_seconds() / 60
+    assert 0 < minutes_left <= 60
+
+
+def _waiting(catalog: Catalog) -> VerificationRecord | None:
+    record = catalog.verification.get(NAME)
+    return record if record is not None and record.state is VerificationState.WAITING else None

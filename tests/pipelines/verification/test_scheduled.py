@@ -1,0 +1,48 @@
+"""The process that the server starts to verify what is due."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from cdc.catalog.verification_state import NEXT_AT
+from tests.catalog.test_verified_ranges import range_of
+from tests.fixtures.waiting import until
+from tests.pipelines.verification.table_of_every_type import VerifiedPipeline, typed
+
+
+def run(pipeline: VerifiedPipeline) -> tuple[int, list[dict[str, Any]]]:
+    """Exit status and envelopes of the process."""
+    file = str(pipeline.folder / "pipeline.yaml")
+    command = [sys.executable, "-m", "pipelines", "verify", "--scheduled", "--json", "-c", file]
+
+    def has_ended() -> bool:
+        pipeline.alive()
+        return child.poll() is not None
+
+    with pipeline.apply(), subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            until(has_ended, "the end of the process")
+        finally:
+            child.kill()
+        printed = child.communicate()[0]
+    return child.returncode, [json.loads(line) for line in printed.splitlines()]
+
+
+def test_it_verifies_what_is_due_forgets_former_sinks_and_says_when_the_next_pass_is_due(
+    pipeline: VerifiedPipeline,
+) -> None:
+    pipeline.fill({"lake": typed().slice(1)})
+    pipeline.catalog.verified.record("kinds", range_of(sink="former", mismatched=3))
+    before = datetime.now(UTC)
+    status, envelopes = run(pipeline)
+    assert status == 4
+    (differs, last) = envelopes
+    assert differs["error"]["code"] == "CDC-6001"
+    next_at = datetime.fromisoformat(last["result"][NEXT_AT])
+    assert before + timedelta(days=1) <= next_at <= datetime.now(UTC) + timedelta(days=1)
+    (recorded,) = pipeline.catalog.verified.ls("kinds")
+    assert (recorded.sink, recorded.mismatched) == ("lake", 1)
