@@ -24,6 +24,7 @@ from pipelines.sinks.delta.history_rows import typed_changes
 from pipelines.sinks.delta.merge_source import BaseLookup, has_no_base, source_rows
 from pipelines.sinks.delta.table_properties import create_table
 from pipelines.sinks.delta.target_columns import RowShape
+from pipelines.sinks.delta.target_layout import check_partition_values
 from pipelines.sinks.record_after_batch import missing_base
 from pipelines.types.typed_rows import typed_keys
 
@@ -201,13 +202,16 @@ def _is_after(relation: int, position: int) -> str:
     return f"relation = {int(relation)} AND upto > {int(position)}"
 
 
-def refused_rows(images: pa.Table, bases: BaseLookup, shape: RowShape, limit: int) -> list[RefusedRow]:
+def refused_rows(
+    images: pa.Table, bases: BaseLookup, shape: RowShape, limit: int, check: Callable[[pa.Table, RowShape], None]
+) -> list[RefusedRow]:
     """Return the folded rows that the target refuses, not many more than `limit`.
 
     images: folded rows with op `u` or `d` of a table with a key. The target refuses a value or key that it cannot
-    represent, and a partial image without a base row.
+    represent, and a partial image without a base row. check: raises ValueNotRepresentable for merge source rows with
+    values that the layout of the target cannot have.
     """
-    found = _failing(images, lambda part: source_rows(part, shape), limit)
+    found = _failing(images, lambda part: check(source_rows(part, shape), shape), limit)
     partial = pc.and_(pc.equal(images["op"], "u"), pc.invert(pc.fill_null(images["complete"], fill_value=True)))
     rows = np.setdiff1d(np.flatnonzero(partial.to_numpy()), np.fromiter(found, np.int64, len(found)))
     if len(rows):
@@ -226,7 +230,7 @@ def refused_changes(batch: TableBatch, shape: RowShape, limit: int) -> list[Refu
 
 
 def _typed(images: pa.Table, shape: RowShape) -> None:
-    typed_changes(images, shape)
+    check_partition_values(typed_changes(images, shape), shape.partition_texts, shape.schema.topic)
     typed_keys(images["base"].drop_null(), shape.schema, shape.policy)
 
 

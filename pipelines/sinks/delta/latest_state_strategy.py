@@ -70,8 +70,9 @@ class LatestState:
         """See MergeStrategy.find_refused."""
         if batch.rows is None:
             return []
-        shape = self._targets.shape(batch.schema)
-        return refused_rows(self._plans.apply_filter(batch.rows, shape), self._bases(target, batch), shape, limit)
+        shape, plans = self._targets.shape(batch.schema), self._plans
+        images, bases = plans.apply_filter(batch.rows, shape), self._bases(target, batch)
+        return refused_rows(images, bases, shape, limit, plans.check_partitions)
 
     def _bases(self, target: DeltaTarget, batch: TableBatch) -> BaseLookup:
         """Return the lookup that finds base rows for the batch, in the target as it was before the batch's range.

@@ -121,10 +121,20 @@ class RowShape:
         """
         finished = source if self.expressions is None else self.expressions.apply_to_frame(source)
         for name in self.partition_texts:
-            finished = finished.withColumn(name, checked_partition_column(name))
+            finished = finished.withColumn(name, checked_partition_column(name, OP))
         if self.relation is None:
             return finished
         return finished.selectExpr("*", f"{int(self.relation)}L AS {RELATION_COLUMN}")
+
+    def check_partitions(self, source: pa.Table) -> None:
+        """Raise ValueNotRepresentable for a row whose text in a partition column cannot name a directory.
+
+        A delete writes no row, so its texts are not checked. source: a merge source with all columns of the target.
+        """
+        if not self.partition_texts:
+            return
+        written = source.filter(pc.not_equal(source[OP], "d"))
+        check_partition_values(written, self.partition_texts, self.schema.topic)
 
     def with_relation(self, rows: pa.Table) -> pa.Table:
         """Add the column `_relation` to merge source rows if the target is shared; otherwise return the same rows."""
@@ -270,8 +280,18 @@ class TablePlans:
         Raises ValueNotRepresentable for a text that cannot be the value of a partition column.
         """
         finished = source if shape.expressions is None else shape.expressions.apply(source, self._session())
-        check_partition_values(finished, shape.partition_texts, shape.schema.topic)
+        shape.check_partitions(finished)
         return shape.with_relation(finished)
+
+    def check_partitions(self, source: pa.Table, shape: RowShape) -> None:
+        """Raise ValueNotRepresentable for a text in a merge source that cannot be the value of a partition column.
+
+        source: rows whose expressions are not computed yet. They are computed only if one gives a partition column.
+        """
+        if {*shape.partition_texts} <= {*source.column_names}:
+            shape.check_partitions(source)
+        else:
+            self.finish_source(source, shape)
 
     def _session(self) -> SparkSession:
         if self.spark is None:

@@ -185,8 +185,11 @@ def check_partition_values(rows: pa.Table, columns: tuple[str, ...], topic: str)
             )
 
 
-def checked_partition_column(name: str) -> Column:
-    """Return a Spark column that raises an error for a row whose text in this column cannot name a directory."""
+def checked_partition_column(name: str, operation: str) -> Column:
+    """Return a Spark column that raises an error for a row whose text in this column cannot name a directory.
+
+    operation: name of the column with the operation. A delete writes no row, so its text is not checked.
+    """
     from pyspark.sql import functions as F
 
     column = checked = F.col(backticked(name))
@@ -195,7 +198,7 @@ def checked_partition_column(name: str) -> Column:
     refusals += [(column == text, reason) for text, reason in _UNREADABLE.items()]
     for condition, reason in refusals:
         refusal = F.raise_error(F.lit(f"{ValueNotRepresentable.__name__}: partition column {name!r} contains {reason}"))
-        checked = F.when(condition, refusal).otherwise(checked)
+        checked = F.when(condition & (F.col(operation) != "d"), refusal).otherwise(checked)
     return checked
 
 

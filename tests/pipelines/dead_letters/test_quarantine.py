@@ -105,6 +105,21 @@ def test_a_delete_of_a_key_that_the_target_cannot_hold_takes_nothing(driver: Dri
     assert driver.items() == {"1": "A", "2": "b", "3": "c"}
 
 
+def test_a_text_that_cannot_be_a_partition_parks_its_key_alone(tmp_path: Path) -> None:
+    by_item = SinkRule.model_validate({"match": "shop.*", "partition_by": ["item"]})
+    texts = ["", "__HIVE_DEFAULT_PARTITION__", "long " * 60]
+    driver = Driver(tmp_path, rules=(by_item,))
+    assert driver.take(put(1, "a", 10), *(put(2 + n, text, 11 + n) for n, text in enumerate(texts)), upto=20) == [
+        "2",
+        "3",
+        "4",
+    ]
+    assert driver.take(part(1, 30, {2: ""}), put(2, "fits", 31), gone(3, 32), put(5, "e", 33), upto=40) == ["1", "4"]
+    assert driver.take(put(1, "A", 50), gone(4, 51), upto=60) == []
+
+    assert driver.items() == {"1": "A", "2": "fits", "5": "e"}
+
+
 def test_while_a_table_is_copied_its_images_without_base_are_not_parked(driver: Driver) -> None:
     copying = replace(ORDERS, state=TableState.SNAPSHOTTING)
 

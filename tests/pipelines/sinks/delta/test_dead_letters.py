@@ -13,7 +13,7 @@ from cdc.stores.dead_letter_rows import DeadLetterEntry, ParkedRow, read_entries
 from cdc.stores.published_record import Published, TableRecord
 from pipelines.sinks.delta.dead_letters import DeadLetterTable, refused_changes, refused_rows
 from pipelines.sinks.delta.merge_source import BaseLookup
-from pipelines.sinks.delta.target_columns import RowShape
+from pipelines.sinks.delta.target_columns import RowShape, TablePlans
 from pipelines.types.families import TypePolicy
 from tests.contracts.folded import ORDERS, batch, folded, gone, part, put
 
@@ -111,7 +111,7 @@ def test_a_rebuild_replaces_the_entries_of_its_tables(uri: str) -> None:
 
 def test_refused_are_values_that_do_not_fit_and_partial_images_without_a_base() -> None:
     rows = [put(1, "a", 10), put(2, "b", 11, price="NaN"), part(3, 12, {2: "c"}), gone(4, 13), put(5, "e", 14, "x")]
-    found = refused_rows(folded(rows), BaseLookup(None), SHAPE, 10)
+    found = refused_rows(folded(rows), BaseLookup(None), SHAPE, 10, TablePlans(()).check_partitions)
 
     assert [(refused.row, type(refused.error)) for refused in found] == [
         (1, ValueNotRepresentable),
@@ -123,7 +123,7 @@ def test_refused_are_values_that_do_not_fit_and_partial_images_without_a_base() 
 def test_the_search_for_refused_rows_stops_soon_after_its_limit() -> None:
     rows = [put(n, "a", n, price="NaN") for n in range(1, 100)]
 
-    assert 3 <= len(refused_rows(folded(rows), BaseLookup(None), SHAPE, 3)) <= 5
+    assert 3 <= len(refused_rows(folded(rows), BaseLookup(None), SHAPE, 3, TablePlans(()).check_partitions)) <= 5
 
 
 def test_refused_changes_of_unparked_keys_are_numbered_after_the_others() -> None:
@@ -131,3 +131,13 @@ def test_refused_changes_of_unparked_keys_are_numbered_after_the_others() -> Non
     found = refused_changes(batch([put(1, "a", 10), put(2, "b", 11)], 0, 20, unparked=unparked), SHAPE, 10)
 
     assert [refused.row for refused in found] == [3]
+
+
+def test_refused_are_texts_that_cannot_be_a_partition_unless_their_row_is_deleted() -> None:
+    by_item = replace(SHAPE, partition_texts=("item",))
+    rows = [put(1, "a", 10), put(2, "", 11), gone(3, 12), part(4, 13, {3: "1.00"})]
+    changes = batch([put(1, "a", 10), put(2, "", 11)], 0, 20)
+
+    found = refused_rows(folded(rows), BaseLookup(None), by_item, 10, TablePlans(()).check_partitions)
+    assert [(refusal.row, type(refusal.error)) for refusal in found] == [(1, ValueNotRepresentable), (3, MissingBase)]
+    assert [refusal.row for refusal in refused_changes(changes, by_item, 10)] == [1]
