@@ -16,6 +16,7 @@ from cdc.capture.settings import SourceSettings
 from cdc.capture.spool import Spool
 from cdc.log.bucket_files import Root
 from cdc.log.reader import LogReader
+from cdc.log_row import DDL_PREFIX, WATERMARK_PREFIX
 from cdc.lsn import Lsn
 from cdc.pgoutput.columnar_decoder import ColumnarDecoder
 from cdc.pgoutput.decoder_events import DdlSeen, DecodedRows, RelationSeen, SignalSeen, WatermarkSeen
@@ -89,6 +90,7 @@ class DecodeStage:
         self._relations = relations
         self._after, self._last = resume.position, resume.last
         self._decoder = ColumnarDecoder(epoch=self._after.epoch, after=self._after)
+        self._decoder.takes = self._takes
         self._lsns = LsnCheck(resume.confirmed or Lsn(0))
         self._resolved: dict[int, tuple[RelationSeen, TableSchema]] = {}
 
@@ -144,6 +146,14 @@ class DecodeStage:
                     yield from self._insert_chunk(event)
                 elif not isinstance(event, Keepalive):
                     yield from self._pass_on(event)
+
+    def _takes(self, prefix: str, content: bytes) -> bool:
+        """Return True if a message with a prefix of cdc comes from cdc, or is a signal that may be accepted."""
+        if prefix == DDL_PREFIX:
+            return self._relations.is_authentic(content)
+        if prefix == WATERMARK_PREFIX:
+            return self._windows.has_window(content)
+        return self._signals is not None and self._signals.takes(content)
 
     def _skip_known(self, frames: FrameBatch) -> None:
         """Skip the log's last transaction if the server sends it again under a higher LSN.

@@ -20,7 +20,8 @@ from cdc.pgoutput.decoder_events import RelationSeen
 from cdc.pgoutput.messages import Relation
 from cdc.postgres.column_identity import schema_from_ddl, with_state
 from cdc.postgres.connection import ANSWER_TIMEOUT, connect
-from cdc.postgres.ddl_messages import parse_ddl_message, with_types
+from cdc.postgres.ddl_messages import is_sealed, parse_ddl_message, read_seal, with_types
+from cdc.postgres.system_catalog import TRIGGER_SCHEMA
 from cdc.postgres.tables import CatalogView, read_catalog_view, resolve_relation
 from cdc.postgres.unreplicated_changes import CatalogState, check_attached, find_divergence, read_catalog_states
 from cdc.postgres.visibility import await_definition
@@ -74,6 +75,8 @@ class SchemaTracker:
         self._check: Future[dict[int, CatalogState]] | None = None
         self._checked: dict[int, TableSchema] = {}
         self._checks = 0
+        self._seal: str | None = None
+        self._seal_every, self._seal_due = CATALOG_CHECK_EVERY, time.monotonic()
         self._conn: Any = None
         self._view: CatalogView | None = None
         self._seen: set[int] = set()
@@ -124,7 +127,7 @@ class SchemaTracker:
         if known is not None:
             return not known.removed
         name = topic(message.schema, message.name)
-        return matches(name, self._patterns) and not matches(name, self._exclude)
+        return message.schema != TRIGGER_SCHEMA and matches(name, self._patterns) and not matches(name, self._exclude)
 
     def _view_of(self, conn: Any, event: RelationSeen) -> CatalogView:
         """Return a view of the system catalogs that is not older than the Relation message.
@@ -157,13 +160,33 @@ class SchemaTracker:
             self._conn.close()
             self._conn = None
 
-    def apply_ddl(self, content: bytes) -> Iterator[TableSchema]:
-        """Yield the new schema version that a DDL message describes; yield nothing for a table that is not captured."""
-        message = parse_ddl_message(content)
-        if message is None:
+    def is_authentic(self, content: bytes) -> bool:
+        """Return True if the event triggers of the source wrote a DDL message.
+
+        Every role that can connect can write messages with the prefix. So a message that is not authentic changes
+        nothing and leads to at most one query in 30 s, which may find triggers that were installed since.
+        """
+        if is_sealed(content, self._seal):
+            return True
+        if time.monotonic() >= self._seal_due:
+            self._seal = self._query(read_seal)
+            self._seal_due = time.monotonic() + self._seal_every
+            if is_sealed(content, self._seal):
+                return True
             log.warning(
-                "ignored a malformed DDL message; system catalog queries still find schema changes", bytes=len(content)
+                "ignored DDL messages that the event triggers of this version of cdc did not write; "
+                "system catalog queries still find schema changes",
+                fix="if an earlier version installed the triggers, run 'cdc source install -c FILE'",
             )
+        return False
+
+    def apply_ddl(self, content: bytes) -> Iterator[TableSchema]:
+        """Yield the new schema version that an authentic DDL message describes.
+
+        Yields nothing for a table that is not captured, and for a message that is not authentic or malformed.
+        """
+        message = parse_ddl_message(content) if self.is_authentic(content) else None
+        if message is None:
             return
         known = self._known.get(message.oid)
         if known is not None and known.removed:
@@ -177,6 +200,8 @@ class SchemaTracker:
                 self._unannounced[message.oid] = schema
                 return
         elif known is None:
+            if message.dropped:
+                self._unannounced.pop(message.oid, None)
             return
         elif message.dropped:
             schema = known.flagged(TableState.DROPPED, f"the source dropped the table: {message.command}")

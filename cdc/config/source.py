@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from cdc.config.field_types import Identifier, Model, SlotName, Switch, Whole, invalid
-from cdc.config.secret import HIDDEN, Secret
+from cdc.config.secret import HIDDEN, ReferencedSecret, Secret
 from cdc.config.units import Bytes, Seconds
 from cdc.table import split_topic, topic
 
@@ -216,6 +216,10 @@ class Snapshot(Model):
     signals: Annotated[str, AfterValidator(_table_name)] | None = None
     """Captured table whose inserted rows are signals, with the columns id, type and data of Debezium's signaling table;
     default none."""
+    signal_secret: ReferencedSecret | None = None
+    """Secret, as a reference such as `${VAR}`, that a logical message with the prefix `cdc.signal` must contain in its
+    field `secret` to be a signal; without quotes and backslashes. Default none, so no message is a signal, because any
+    role can write such messages."""
 
 
 def check_dsn(dsn: str) -> None:

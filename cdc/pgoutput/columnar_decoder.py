@@ -12,7 +12,16 @@ from cdc.errors import SourceError, UnknownRelation
 from cdc.log_row import DDL_PREFIX, OWN_PREFIXES, SIGNAL_PREFIX, WATERMARK_PREFIX, Operation
 from cdc.logical_message import message_key
 from cdc.pgoutput import kernel
-from cdc.pgoutput.decoder_events import DdlSeen, DecodedRows, RelationSeen, SignalSeen, WatermarkSeen
+from cdc.pgoutput.decoder_events import (
+    EVENT_PREFIXES,
+    DdlSeen,
+    DecodedRows,
+    OwnMessages,
+    RelationSeen,
+    SignalSeen,
+    WatermarkSeen,
+    every_message,
+)
 from cdc.pgoutput.kernel_arrays import IGNORED, TupleLayout, pack_layouts, with_layout, without_layout
 from cdc.pgoutput.message_parser import FrameBatch, malformed, parse_frame
 from cdc.pgoutput.messages import (
@@ -51,6 +60,8 @@ class ColumnarDecoder:
         self._state[kernel.AFTER] = after
         self._state[kernel.LAST] = _NONE
         self._buffers = RowBuffers(self._state, Capacity())
+        self.takes: OwnMessages = every_message
+        """Whether a message with a prefix of cdc has an event; set by the consumer."""
         self._layouts: dict[int, TupleLayout] = {}
         self._undefined: dict[int, Relation] = {}
         self._announced: dict[int, TableSchema] = {}
@@ -259,6 +270,8 @@ class ColumnarDecoder:
         if state[kernel.POSITION] <= state[kernel.AFTER]:
             return None
         position, ordinal = Position(int(state[kernel.POSITION])), int(state[kernel.ORDINAL])
+        if message.prefix not in EVENT_PREFIXES or not self.takes(message.prefix, message.content):
+            return None
         if message.prefix == SIGNAL_PREFIX:
             return SignalSeen(message.content, position, ordinal)
         if not message.transactional:

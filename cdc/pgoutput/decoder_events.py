@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 import pyarrow as pa
 
+from cdc.log_row import DDL_PREFIX, SIGNAL_PREFIX, WATERMARK_PREFIX
 from cdc.pgoutput.messages import Relation
 from cdc.position import Position
+
+EVENT_PREFIXES: Final = frozenset({DDL_PREFIX, SIGNAL_PREFIX, WATERMARK_PREFIX})
+"""Prefixes of logical messages that can have an event."""
+OwnMessages = Callable[[str, bytes], bool]
+"""Function of the prefix, one of EVENT_PREFIXES, and the content of a message: False if the message has no event.
+
+Every role that can connect can write such a message. An event ends a batch of rows, so messages of others would slow
+the reader.
+"""
+
+
+def every_message(_prefix: str, _content: bytes) -> bool:
+    """Return True: each message with a prefix of cdc has an event."""
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +46,7 @@ class DdlSeen:
     """Event: a DDL message of the event trigger at the source arrived; the consumer may call `announce`."""
 
     content: bytes
-    """Content, which `cdc.postgres.ddl_messages` parses; every role can write such a message, so validate it."""
+    """Content, which `cdc.postgres.ddl_messages` validates and parses."""
 
 
 @dataclass(frozen=True, slots=True)

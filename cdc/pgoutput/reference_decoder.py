@@ -21,7 +21,17 @@ import pyarrow as pa
 from cdc.errors import SourceError, UnknownRelation
 from cdc.log_row import DDL_PREFIX, LOG_SCHEMA, OWN_PREFIXES, SIGNAL_PREFIX, WATERMARK_PREFIX, Operation
 from cdc.logical_message import message_key
-from cdc.pgoutput.decoder_events import DdlSeen, DecodedRows, OpenTransaction, RelationSeen, SignalSeen, WatermarkSeen
+from cdc.pgoutput.decoder_events import (
+    EVENT_PREFIXES,
+    DdlSeen,
+    DecodedRows,
+    OpenTransaction,
+    OwnMessages,
+    RelationSeen,
+    SignalSeen,
+    WatermarkSeen,
+    every_message,
+)
 from cdc.pgoutput.kernel_arrays import IGNORED, TupleLayout
 from cdc.pgoutput.message_parser import HEADER, FrameBatch, malformed, parse_frame
 from cdc.pgoutput.messages import (
@@ -145,6 +155,8 @@ class ReferenceDecoder:
 
     def __init__(self, *, epoch: int = 0, after: Position = Position(0)) -> None:  # noqa: B008 - an int
         self._epoch, self._after = Position.of(0, epoch).epoch, after
+        self.takes: OwnMessages = every_message
+        """Whether a message with a prefix of cdc has an event; set by the consumer."""
         self._layouts: dict[int, TupleLayout] = {}
         self._undefined: dict[int, Relation] = {}
         self._announced: dict[int, TableSchema] = {}
@@ -301,7 +313,7 @@ class ReferenceDecoder:
 
     def _message_event(self, message: Message) -> DdlSeen | WatermarkSeen | SignalSeen | None:
         transaction = self._open or self._own_transaction(message)
-        if transaction.dropped:
+        if transaction.dropped or not self._is_taken(message):
             return None
         if message.prefix == SIGNAL_PREFIX:
             return SignalSeen(message.content, transaction.position, transaction.ordinal)
@@ -314,6 +326,9 @@ class ReferenceDecoder:
         return WatermarkSeen(
             message.content, transaction.position, transaction.ordinal, transaction.xid, transaction.committed_at
         )
+
+    def _is_taken(self, message: Message) -> bool:
+        return message.prefix in EVENT_PREFIXES and self.takes(message.prefix, message.content)
 
     def _message(self, frame: bytes, message: Message) -> None:
         if message.transactional:

@@ -1,11 +1,16 @@
 """DDL messages in the WAL: the event triggers that write them, and their parser.
 
 `migrations/source/install.sql` installs event triggers that describe every altered table in a DDL message. Every role
-that can connect can write a message with the same prefix. Therefore a malformed message is ignored.
+that can connect can write a message with the same prefix. Therefore each message begins with a key that only the
+functions of the triggers can read. The comment of an event trigger, which only its owner can set, has the SHA-256 of
+the key; it is called the seal. A message without the key is ignored. The seal is part of `CatalogTable.witness`, so the
+loss of authentic messages, for example those of an earlier version, never counts as a proof.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -27,6 +32,11 @@ REWRITES: Final = {
 """Bit of `pg_event_trigger_table_rewrite_reason` → reason, for rewrites that can change values."""
 
 
+KEY_LENGTH: Final = 72
+"""Bytes of the key at the beginning of a DDL message; a space follows."""
+_SEAL: Final = "SELECT obj_description(oid, 'pg_event_trigger') FROM pg_event_trigger WHERE evtname = 'cdc_ddl_end'"
+
+
 @dataclass(frozen=True, slots=True)
 class DdlMessage:
     """One DDL message: the new definition of a table, its removal, or the reason of a rewrite."""
@@ -38,10 +48,24 @@ class DdlMessage:
     rewrite: str | None
 
 
+def read_seal(conn: psycopg.Connection) -> str | None:
+    """Return the SHA-256 of the key of the event triggers; None if they are not installed, or by an earlier version."""
+    with map_errors():
+        row = conn.execute(_SEAL).fetchone()
+    return None if row is None else row[0]
+
+
+def is_sealed(content: bytes, seal: str | None) -> bool:
+    """Return True if a DDL message begins with the key that belongs to the seal."""
+    if seal is None or content[KEY_LENGTH : KEY_LENGTH + 1] != b" ":
+        return False
+    return hmac.compare_digest(hashlib.sha256(content[:KEY_LENGTH]).hexdigest().encode(), seal.encode())
+
+
 def parse_ddl_message(content: bytes) -> DdlMessage | None:
     """Parse the content of a DDL message; None if it is malformed."""
     try:
-        fields = json.loads(content)
+        fields = json.loads(content[KEY_LENGTH:])
         return DdlMessage(
             oid=int(fields["oid"]),
             command=str(fields["command"]),

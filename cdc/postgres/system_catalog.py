@@ -38,13 +38,17 @@ _TYPE: Final = f"""
 """
 WITNESS: Final = """
     SELECT string_agg(t.oid::text || ':' || t.xmin::text, ' ' ORDER BY t.evtname)
+        || ' ' || max(obj_description(t.oid, 'pg_event_trigger'))
     FROM pg_event_trigger t WHERE t.evtname IN ('cdc_ddl_end', 'cdc_drop', 'cdc_rewrite') AND t.evtenabled = 'A'
     HAVING count(*) = 3
 """
-"""Subquery for OID and xmin of the three event triggers of `migrations/source`, as one text.
+"""Subquery for OID and xmin of the three event triggers of `migrations/source`, and for their seal, as one text.
 
-It returns a row only if all three exist and are ENABLE ALWAYS.
+It returns a row only if all three exist and are ENABLE ALWAYS. The text is null for triggers without a seal, which an
+earlier version of cdc installed.
 """
+TRIGGER_SCHEMA: Final = "cdc_source"
+"""Schema of the functions of the event triggers, and of a table with their key, which is never captured."""
 # a deferrable key cannot identify a row: two rows may have it until the end of a transaction
 _CLASS: Final = f"""
     SELECT c.oid, n.nspname, c.relname, c.relreplident::text, k.columns, k.size,

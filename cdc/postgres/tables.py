@@ -30,7 +30,7 @@ from cdc.table import TableSchema, matches, topic
 _TABLES: Final = """
     SELECT c.oid, n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
     WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relpersistence = 'p'
-    AND n.nspname <> 'information_schema' AND n.nspname !~ '^pg_'
+    AND n.nspname NOT IN ('information_schema', 'cdc_source') AND n.nspname !~ '^pg_'
     ORDER BY n.nspname, c.relname
 """
 # temporary tables of sessions are ignored

@@ -8,7 +8,9 @@ replaces its own file. So a crash duplicates no signal.
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -21,6 +23,7 @@ import pyarrow.compute as pc
 import structlog
 
 from cdc import atomic_file
+from cdc.config import Secret
 from cdc.errors import ConfigError, LogCorrupt, LogUnwritable
 from cdc.failpoint import hit
 from cdc.log.bucket_files import BucketPath, Root
@@ -31,12 +34,12 @@ from cdc.table import TableSchema
 FOLDER: Final = "_signals"
 """Name of the folder under the log's root that contains the signals."""
 SIGNALS_LIMIT: Final = 1000
-"""Maximum number of stored signals.
-
-Any role that can connect to the source can send signals, and each stored signal is a file.
+"""Maximum number of stored signals; each stored signal is a file.
 """
 CONTENT_LIMIT: Final = 64 * 1024
 """Maximum size of one signal in bytes."""
+WARNING_EVERY: Final = 60.0
+"""Seconds between two warnings about messages without the secret."""
 LOGGED_CHARACTERS: Final = 100
 """Maximum number of characters of a signal's id or type in a log message."""
 CORRECT_SIGNAL: Final = "correct the signal and send it again"
@@ -71,7 +74,7 @@ class Channel(StrEnum):
 
     #: A row of the signal table; a role with INSERT on this table can send it.
     TABLE = "table"
-    #: A logical message; any role that can connect to the database can send it.
+    #: A logical message with the secret of the definition; any role can send one without it, which is ignored.
     MESSAGE = "message"
 
 
@@ -105,9 +108,12 @@ class Signal:
 class SignalQueue:
     """The stored signals of one log; one decoding thread and one processing thread may use the queue."""
 
-    def __init__(self, root: Root, table: str | None = None) -> None:
-        """`root` is the root of the log; `table` is the topic of the signal table, or None if there is none."""
-        self._folder, self._table = root / FOLDER, table
+    def __init__(self, root: Root, table: str | None = None, secret: Secret | None = None) -> None:
+        """root: of the log. table: topic of the signal table; None if there is none. secret: that messages contain;
+        None if no message is a signal.
+        """
+        self._folder, self._table, self._secret = root / FOLDER, table, secret
+        self._warned_at = float("-inf")
         self._columns: dict[int, list[int]] = {}
         self._full = self._empty = False
         self._arrived = 0
@@ -133,12 +139,36 @@ class SignalQueue:
             name, kind, body = [*first, "", "", ""][:3]
             self._store((row["position"], row["ordinal"]), Channel.TABLE, name, kind, body)
 
+    def takes(self, content: bytes) -> bool:
+        """Return True if a logical message contains the secret of the definition; a cheap check, without parsing.
+
+        Every role that can connect can write such messages, so ignored ones are reported at most once in a minute.
+        """
+        secret = None if self._secret is None else self._secret.reveal().encode()
+        if secret is not None and len(content) <= CONTENT_LIMIT and secret in content:
+            return True
+        if time.monotonic() - self._warned_at >= WARNING_EVERY:
+            self._warned_at = time.monotonic()
+            log.warning(
+                "ignored signal messages: only a message with the secret of 'snapshot.signal_secret' is a signal",
+                secret="set" if secret else "not set",
+            )
+        return False
+
     def store_message(self, seen: SignalSeen) -> None:
-        """Store the signal of a logical message `{"id": …, "type": …, "data": {…}}`; `data` may be a JSON string."""
+        """Store the signal of a logical message `{"id": …, "type": …, "data": {…}, "secret": …}`.
+
+        `data` may be a JSON string. A message without the secret is ignored.
+        """
+        if self._secret is None or not self.takes(seen.content):
+            return
         try:
             fields = parse_json_object(seen.content, f"the signal message at {seen.position!s}")
         except ConfigError as exc:
             log.warning("ignored a malformed signal", reason=exc.message, position=str(seen.position))
+            return
+        given = fields.pop("secret", None)
+        if not isinstance(given, str) or not hmac.compare_digest(given.encode(), self._secret.reveal().encode()):
             return
         body = fields.get("data")
         text = "" if body is None else body if isinstance(body, str) else json.dumps(body)

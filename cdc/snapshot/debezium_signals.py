@@ -56,7 +56,8 @@ class Signals:
 
     def __init__(self, definition: Definition) -> None:
         self._definition = definition
-        self.queue = SignalQueue(definition.log.root, definition.snapshot.signals)
+        settings = definition.snapshot
+        self.queue = SignalQueue(definition.log.root, settings.signals, settings.signal_secret)
         """Queue of signals, which the decoding thread fills."""
 
     def pending(self) -> list[Signal]:
@@ -135,7 +136,7 @@ class Signals:
         if filters and signal.channel is Channel.MESSAGE:
             raise ConfigError(
                 "a signal sent as a message may not have a filter: the filter runs with the reader's rights, "
-                "and any role can send a message",
+                "and any role that knows the secret can send a message",
                 remedy="insert the signal into the table that 'snapshot.signals' names, or run 'cdc backfill --where'",
             )
         tables = self._tables()

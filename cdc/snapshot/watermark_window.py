@@ -213,6 +213,11 @@ class WatermarkWindows:
                 self._add_open_rows(rows.slice(complete), decoded.nbytes)
             self._changed.notify_all()
 
+    def has_window(self, content: bytes) -> bool:
+        """Return True if a watermark with this content closes an open window; nobody else knows the content."""
+        with self._changed:
+            return content.decode(errors="replace") in self._windows
+
     def batches_at_watermark(self, seen: WatermarkSeen) -> tuple[TableSchema | None, Iterable[pa.RecordBatch]]:
         """Merge the chunk of a watermark; return the chunk's schema version (None if it has none) and the merged rows.
 

@@ -1,9 +1,11 @@
 -- Event triggers that write every change of a table's definition into the WAL, at the position of the change.
 --
 -- Run it as a superuser (on a managed service: the role that may create event triggers) in the captured database.
--- It may be run again. It creates the schema cdc_source with four functions, and three event triggers. It changes
--- nothing else. Every command that alters a table then also writes one logical message of about 1 kB, in the same
--- transaction. The functions run as the role that alters the table, and read only pg_catalog.
+-- It may be run again. It creates the schema cdc_source with a table and four functions, and three event triggers. It
+-- changes nothing else. Every command that alters a table then also writes one logical message of about 1 kB, in the
+-- same transaction. The functions of the triggers run as the role that installed them. They read only pg_catalog and
+-- the table, which has a random key. Each message begins with the key, because every role can write messages with this
+-- prefix. No other role can read the key; the comment of a trigger has its SHA-256.
 
 BEGIN;
 
@@ -12,7 +14,26 @@ DROP EVENT TRIGGER IF EXISTS cdc_drop;
 DROP EVENT TRIGGER IF EXISTS cdc_rewrite;
 
 CREATE SCHEMA IF NOT EXISTS cdc_source;
+DO $$
+BEGIN
+    -- somebody who may create schemas could have made one with a table whose key they know
+    IF EXISTS (
+        SELECT FROM pg_namespace n JOIN pg_roles r ON r.oid = n.nspowner
+        WHERE n.nspname = 'cdc_source' AND r.rolname <> current_user AND NOT r.rolsuper
+    ) THEN
+        RAISE EXCEPTION 'schema cdc_source belongs to another role: drop it, then run this script again';
+    END IF;
+END
+$$;
 GRANT USAGE ON SCHEMA cdc_source TO PUBLIC;
+
+CREATE TABLE IF NOT EXISTS cdc_source.message_key (
+    number int PRIMARY KEY CHECK (number = 1),
+    key text NOT NULL CHECK (length(key) = 72)
+);
+REVOKE ALL ON cdc_source.message_key FROM PUBLIC;
+INSERT INTO cdc_source.message_key VALUES (1, gen_random_uuid()::text || gen_random_uuid()::text)
+ON CONFLICT DO NOTHING;
 
 -- Return the definition of one table as this transaction sees it, and whether these triggers observe it.
 CREATE OR REPLACE FUNCTION cdc_source.described(relation oid, command text) RETURNS jsonb
@@ -39,7 +60,9 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
                     WHERE p.isleaf AND p.relid <> a.attrelid LIMIT 1))) ORDER BY a.attnum)
             FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0),
         'witness', (
-            SELECT string_agg(t.oid::text || ':' || t.xmin::text, ' ' ORDER BY t.evtname) FROM pg_event_trigger t
+            SELECT string_agg(t.oid::text || ':' || t.xmin::text, ' ' ORDER BY t.evtname)
+                || ' ' || max(obj_description(t.oid, 'pg_event_trigger'))
+            FROM pg_event_trigger t
             WHERE t.evtname IN ('cdc_ddl_end', 'cdc_drop', 'cdc_rewrite') AND t.evtenabled = 'A'
             HAVING count(*) = 3))
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -50,9 +73,9 @@ $$;
 -- After a command, write a message for every table that it created or altered, directly or through an index, a type
 -- or its schema, and for the tables that inherit from it: a command that recurses to them does not list them.
 CREATE OR REPLACE FUNCTION cdc_source.emit_end() RETURNS event_trigger
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM pg_logical_emit_message(true, 'cdc.ddl', d.description::text)
+    PERFORM pg_logical_emit_message(true, 'cdc.ddl', k.key || ' ' || d.description::text)
     FROM (WITH RECURSIVE altered AS (
         SELECT found.oid, max(found.command_tag) AS tag
         FROM (
@@ -80,23 +103,23 @@ BEGIN
         JOIN pg_class c ON c.oid = h.inhparent AND c.relkind = 'r'
     )
     SELECT affected.oid, max(affected.tag) AS tag FROM affected GROUP BY affected.oid
-    ) changed, LATERAL (SELECT cdc_source.described(changed.oid, changed.tag)) d (description)
+    ) changed, cdc_source.message_key k, LATERAL (SELECT cdc_source.described(changed.oid, changed.tag)) d (description)
     WHERE d.description IS NOT NULL;
 END
 $$;
 
 -- After a drop, write a message for every dropped table, and for every table that lost a column by CASCADE.
 CREATE OR REPLACE FUNCTION cdc_source.emit_drop() RETURNS event_trigger
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM pg_logical_emit_message(true, 'cdc.ddl', jsonb_build_object(
+    PERFORM pg_logical_emit_message(true, 'cdc.ddl', k.key || ' ' || jsonb_build_object(
         'oid', o.objid::bigint, 'command', tg_tag, 'dropped', true)::text)
-    FROM pg_event_trigger_dropped_objects() o
+    FROM pg_event_trigger_dropped_objects() o, cdc_source.message_key k
     WHERE o.classid = 'pg_class'::regclass AND o.objsubid = 0 AND o.object_type = 'table' AND NOT o.is_temporary;
 
-    PERFORM pg_logical_emit_message(true, 'cdc.ddl', d.description::text)
+    PERFORM pg_logical_emit_message(true, 'cdc.ddl', k.key || ' ' || d.description::text)
     FROM (SELECT DISTINCT o.objid FROM pg_event_trigger_dropped_objects() o
-          WHERE o.classid = 'pg_class'::regclass AND o.objsubid > 0) altered,
+          WHERE o.classid = 'pg_class'::regclass AND o.objsubid > 0) altered, cdc_source.message_key k,
          LATERAL (SELECT cdc_source.described(altered.objid, tg_tag)) d (description)
     WHERE d.description IS NOT NULL;
 END
@@ -105,13 +128,14 @@ $$;
 -- Before ALTER TABLE rewrites a table, write a message with the reason: 1 LOGGED or UNLOGGED, 2 the default of a new
 -- column, 4 a type, 8 the access method.
 CREATE OR REPLACE FUNCTION cdc_source.emit_rewrite() RETURNS event_trigger
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     relation oid := pg_event_trigger_table_rewrite_oid();
 BEGIN
-    PERFORM pg_logical_emit_message(true, 'cdc.ddl', jsonb_build_object(
+    PERFORM pg_logical_emit_message(true, 'cdc.ddl', k.key || ' ' || jsonb_build_object(
         'oid', coalesce(pg_partition_root(relation)::oid, relation)::bigint, 'command', tg_tag,
-        'rewrite', pg_event_trigger_table_rewrite_reason())::text);
+        'rewrite', pg_event_trigger_table_rewrite_reason())::text)
+    FROM cdc_source.message_key k;
 END
 $$;
 
@@ -124,6 +148,12 @@ DROP FUNCTION IF EXISTS cdc_source.tell_end(), cdc_source.tell_drop(), cdc_sourc
 ALTER EVENT TRIGGER cdc_ddl_end ENABLE ALWAYS;
 ALTER EVENT TRIGGER cdc_drop ENABLE ALWAYS;
 ALTER EVENT TRIGGER cdc_rewrite ENABLE ALWAYS;
+DO $$
+BEGIN
+    EXECUTE format('COMMENT ON EVENT TRIGGER cdc_ddl_end IS %L', (
+        SELECT encode(sha256(convert_to(k.key, 'UTF8')), 'hex') FROM cdc_source.message_key k));
+END
+$$;
 
 COMMIT;
 
@@ -144,8 +174,8 @@ $$;
 -- Write a message with the present definition of every published table; each later change writes its own message.
 DO $$
 BEGIN
-    PERFORM pg_logical_emit_message(true, 'cdc.ddl', cdc_source.described(t.oid, 'INSTALL')::text)
-    FROM (SELECT DISTINCT c.oid FROM pg_publication_tables p
+    PERFORM pg_logical_emit_message(true, 'cdc.ddl', k.key || ' ' || cdc_source.described(t.oid, 'INSTALL')::text)
+    FROM cdc_source.message_key k, (SELECT DISTINCT c.oid FROM pg_publication_tables p
           JOIN pg_namespace n ON n.nspname = p.schemaname
           JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename) t
     WHERE cdc_source.described(t.oid, 'INSTALL') IS NOT NULL;

@@ -10,6 +10,7 @@ DROP FUNCTION IF EXISTS cdc_source.emit_end(), cdc_source.emit_drop(), cdc_sourc
 -- drop the functions of earlier versions of install.sql
 DROP FUNCTION IF EXISTS cdc_source.tell_end(), cdc_source.tell_drop(), cdc_source.tell_rewrite();
 DROP FUNCTION IF EXISTS cdc_source.described(oid, text);
+DROP TABLE IF EXISTS cdc_source.message_key;
 DROP SCHEMA IF EXISTS cdc_source;
 
 COMMIT;

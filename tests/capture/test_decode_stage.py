@@ -10,7 +10,8 @@ import pytest
 from cdc.capture.decode_stage import DecodeStage, ResumePoint, StreamObservers
 from cdc.capture.schema_tracker import CaptureFilter, SchemaTracker
 from cdc.capture.spool import Spool
-from cdc.log_row import SIGNAL_PREFIX
+from cdc.config import Secret
+from cdc.log_row import DDL_PREFIX, HEARTBEAT_PREFIX, SIGNAL_PREFIX, WATERMARK_PREFIX
 from cdc.lsn import Lsn
 from cdc.pgoutput.decoder_events import DecodedRows, RelationSeen
 from cdc.pgoutput.message_parser import FrameBatch
@@ -33,6 +34,9 @@ class Catalogue(SchemaTracker):
 
     def detect_drift(self) -> Iterator[TableSchema]:
         return iter(())
+
+    def is_authentic(self, content: bytes) -> bool:
+        return content == b"news"
 
     def apply_ddl(self, content: bytes) -> Iterator[TableSchema]:
         return iter([ORDERS] if content else ())
@@ -64,10 +68,9 @@ def test_signals_are_stored_before_the_log_can_contain_their_transaction(
     catalogue: Catalogue, tmp_path: Path, transactional: bool
 ) -> None:
     """A row of the signal table, and a message in its transaction or after it."""
-    signals = SignalQueue(tmp_path, ORDERS.topic)
-    signal = Message(
-        transactional, Lsn(10 if transactional else 21), SIGNAL_PREFIX, b'{"type": "stop-snapshot"}', POSTGRES_EPOCH
-    )
+    signals = SignalQueue(tmp_path, ORDERS.topic, Secret("s3cret", {"env": "SIGNALS"}))
+    content = b'{"type": "stop-snapshot", "secret": "s3cret"}'
+    signal = Message(transactional, Lsn(10 if transactional else 21), SIGNAL_PREFIX, content, POSTGRES_EPOCH)
     row = Insert(ORDERS.oid, ("r", "pause-snapshot", None))
     inside, behind = ([signal], []) if transactional else ([], [signal])
     messages = [*transaction(10, relation(ORDERS), row, *inside), *behind]
@@ -100,3 +103,19 @@ def test_a_relation_message_after_a_ddl_message_is_resolved_again(catalogue: Cat
     ddl = Message(True, Lsn(10), "cdc.ddl", b"news", POSTGRES_EPOCH)
     decoded(catalogue, tmp_path, transaction(10, relation(ORDERS), ROW, ddl, relation(ORDERS), ROW))
     assert catalogue.asked == [Position(10)] * 2
+
+
+def test_messages_that_others_write_under_our_prefixes_do_not_divide_the_rows(
+    catalogue: Catalogue, tmp_path: Path
+) -> None:
+    """Each batch of rows costs a file, or at least a query of the windows."""
+    forged: list[AnyMessage] = [
+        Message(True, Lsn(10), prefix, b"forged", POSTGRES_EPOCH)
+        for prefix in (DDL_PREFIX, WATERMARK_PREFIX, SIGNAL_PREFIX, HEARTBEAT_PREFIX)
+    ]
+    messages = transaction(10, relation(ORDERS), *[ROW, *forged] * 100)
+    decoding = DecodeStage(Spool(tmp_path), catalogue, ResumePoint(Position(0)), StreamObservers())
+    events = list(decoding.rows(FrameBatch.of([placed_frame(message) for message in messages])))
+    decoding.close()
+
+    assert [event.rows.num_rows for event in events] == [101]

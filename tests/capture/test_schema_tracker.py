@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
+from structlog.testing import capture_logs
 
 from cdc.capture.schema_tracker import CaptureFilter, SchemaTracker
 from cdc.pgoutput.decoder_events import RelationSeen
 from cdc.position import Position
+from cdc.postgres.ddl_messages import trigger_script
 from cdc.table import REMOVED, TableSchema, TableState
+from tests.fixtures.postgres import rows_of, run_sql
 from tests.pgoutput.streams import ORDERS, relation
 
+Applied = Callable[[bytes], list[TableSchema]]
 FILTER = CaptureFilter(dsn="", publication="", patterns=("shop.*",), exclude=("shop.audit",))
 
 
@@ -21,10 +25,13 @@ def tracker_of(*known: TableSchema) -> SchemaTracker:
     return SchemaTracker(FILTER, {schema.relation: schema for schema in known}, 0)
 
 
-@pytest.fixture(name="tracker")
-def _tracker() -> Iterator[SchemaTracker]:
-    tracker = tracker_of(ORDERS)
-    yield tracker
+@pytest.fixture(name="applied")
+def _applied(database: str) -> Iterator[Applied]:
+    """Returns the versions that follow from a DDL message with the key of the triggers; a tracker knows ORDERS."""
+    run_sql(database, trigger_script("install"))
+    ((key,),) = rows_of(database, "SELECT key FROM cdc_source.message_key")
+    tracker = SchemaTracker(replace(FILTER, dsn=database), {ORDERS.relation: ORDERS}, 0)
+    yield lambda content: list(tracker.apply_ddl(key.encode() + b" " + content))
     tracker.close()
 
 
@@ -43,18 +50,29 @@ def test_a_table_that_was_removed_is_not_captured() -> None:
     assert tracker_of(removed).resolve_relation(RelationSeen(relation(ORDERS), Position(5), 1)) is None
 
 
-def test_a_ddl_message_marks_a_dropped_table(tracker: SchemaTracker) -> None:
-    (schema,) = tracker.apply_ddl(ddl("DROP TABLE", dropped=True))
+def test_a_ddl_message_marks_a_dropped_table(applied: Applied) -> None:
+    (schema,) = applied(ddl("DROP TABLE", dropped=True))
     assert (schema.state, schema.reason) == (TableState.DROPPED, "the source dropped the table: DROP TABLE")
-    assert list(tracker.apply_ddl(ddl("DROP TABLE", dropped=True))) == []
+    assert applied(ddl("DROP TABLE", dropped=True)) == []
 
 
-def test_a_ddl_message_about_a_rewrite_of_values_marks_the_table_for_a_resync(tracker: SchemaTracker) -> None:
-    (schema,) = tracker.apply_ddl(ddl("ALTER TABLE", rewrite=4))
+def test_a_ddl_message_about_a_rewrite_of_values_marks_the_table_for_a_resync(applied: Applied) -> None:
+    (schema,) = applied(ddl("ALTER TABLE", rewrite=4))
     assert schema.state is TableState.NEEDS_RESYNC
     assert "ALTER TABLE rewrote the table" in (schema.reason or "")
 
 
-@pytest.mark.parametrize("content", [b"{", ddl("ALTER TABLE"), json.dumps({"oid": 99, "command": "DROP"}).encode()])
-def test_a_ddl_message_that_concerns_no_known_table_changes_nothing(tracker: SchemaTracker, content: bytes) -> None:
-    assert list(tracker.apply_ddl(content)) == []
+def test_a_ddl_message_that_concerns_no_known_table_changes_nothing(applied: Applied) -> None:
+    for content in (b"{", ddl("ALTER TABLE"), json.dumps({"oid": 99, "command": "DROP"}).encode()):
+        assert applied(content) == []
+
+
+def test_a_flood_of_messages_without_the_key_is_one_query_and_one_log_message(database: str) -> None:
+    run_sql(database, trigger_script("install"))
+    tracker = SchemaTracker(replace(FILTER, dsn=database), {ORDERS.relation: ORDERS}, 0)
+    forged = b"0" * 72 + b" " + ddl("DROP TABLE", dropped=True)
+    with capture_logs() as lines:
+        assert list(tracker.apply_ddl(forged)) == []
+        tracker.close()
+        assert not any(tracker.is_authentic(forged) for _ in range(10_000))
+    assert len(lines) == 1

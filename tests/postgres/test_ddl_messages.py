@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from typing import LiteralString
 
+import psycopg
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.postgres.connection import connect
 from cdc.postgres.ddl_messages import parse_ddl_message, trigger_script
 from cdc.postgres.system_catalog import read_catalog_tables
+from cdc.postgres.tables import match_tables
 from cdc.table import TableState
 from tests.fixtures.postgres import rows_of, run_sql
 from tests.fixtures.postgres_programs import needs_version
@@ -219,6 +222,93 @@ def test_a_role_without_rights_alters_its_tables_as_before(either_database: str)
             conn.execute("RESET ROLE")
             conn.execute(f'DROP OWNED BY "{role}"'.encode())
             conn.execute(f'DROP ROLE "{role}"'.encode())
+
+
+REAL: LiteralString = "cdc_source.described('t'::regclass, 'ALTER TABLE')"
+FORGED: dict[str, LiteralString] = {
+    "dropped": "jsonb_build_object('oid', 't'::regclass::oid::bigint, 'command', 'DROP TABLE', 'dropped', true)",
+    "rewritten": "jsonb_build_object('oid', 't'::regclass::oid::bigint, 'command', 'ALTER TABLE', 'rewrite', 4)",
+    "renamed": f'{REAL} || \'{{"name": "elsewhere"}}\'',
+    "another key": f"{REAL} || '{{\"key\": [2]}}'",
+    "without columns": f"jsonb_set({REAL}, '{{attributes,1,2}}', 'true')",
+    "exchanged names": f"jsonb_set(jsonb_set({REAL}, '{{attributes,1,1}}', '\"b\"'), '{{attributes,2,1}}', '\"a\"')",
+}
+"""Contents that a role can make of what it can read."""
+KEYS: tuple[LiteralString, ...] = (
+    "''",
+    "repeat('0', 72) || ' '",
+    "(SELECT description FROM pg_description LIMIT 1) || ' '",
+)
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_messages_of_a_role_without_rights_change_nothing(either_database: str, installed: bool) -> None:
+    run_sql(either_database, TABLE, "INSERT INTO t VALUES (1, 'x', 2)")
+    install(either_database)
+    contents = [
+        content for forged in FORGED.values() for (content,) in rows_of(either_database, f"SELECT {forged}::text")
+    ]
+    if not installed:
+        run_sql(either_database, trigger_script("remove"))
+    role = either_database.rpartition("/")[2]
+    with decoding_session(either_database) as session, connect(either_database) as conn:
+        conn.execute(f'CREATE ROLE "{role}"'.encode())
+        try:
+            conn.execute(f'SET ROLE "{role}"'.encode())
+            for content in contents:
+                for key in KEYS:
+                    conn.execute(f"SELECT pg_logical_emit_message(true, 'cdc.ddl', {key} || %s)".encode(), [content])
+        finally:
+            conn.execute("RESET ROLE")
+            conn.execute(f'DROP ROLE "{role}"'.encode())
+        run_sql(either_database, "UPDATE t SET b = 3", "INSERT INTO t VALUES (2, 'y', 4)")
+        rows = session.catch_up()
+
+    assert [row["after"] for row in rows if row["op"] in {"c", "u"}] == [
+        [(1, "1"), (2, "x"), (3, "3")],
+        [(1, "2"), (2, "y"), (3, "4")],
+    ]
+    assert all((version.state, version.name) == (TableState.LIVE, "t") for version in session.versions)
+    assert {(c.id, c.name) for v in session.versions for c in v.columns} <= {(1, "id"), (2, "a"), (3, "b")}
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "SELECT key FROM cdc_source.message_key",
+        "UPDATE cdc_source.message_key SET key = repeat('0', 72)",
+        "SELECT cdc_source.emit_end()",
+        "COMMENT ON EVENT TRIGGER cdc_ddl_end IS 'x'",
+    ],
+)
+def test_no_other_role_reads_or_replaces_the_key(database: str, statement: LiteralString) -> None:
+    install(database)
+    role = database.rpartition("/")[2]
+    with connect(database) as conn:
+        conn.execute(f'CREATE ROLE "{role}"'.encode())
+        try:
+            conn.execute(f'SET ROLE "{role}"'.encode())
+            with pytest.raises(psycopg.Error):
+                conn.execute(statement)
+        finally:
+            conn.execute("RESET ROLE")
+            conn.execute(f'DROP ROLE "{role}"'.encode())
+
+
+def test_the_schema_of_another_role_is_not_trusted(database: str) -> None:
+    role = database.rpartition("/")[2]
+    run_sql(database, f'CREATE ROLE "{role}"', f'CREATE SCHEMA cdc_source AUTHORIZATION "{role}"')  # type: ignore[arg-type]
+    try:
+        with pytest.raises(psycopg.errors.RaiseException, match="belongs to another role"), connect(database) as conn:
+            conn.execute(trigger_script("install").encode())
+    finally:
+        run_sql(database, "DROP SCHEMA cdc_source", f'DROP ROLE "{role}"')  # type: ignore[arg-type]
+
+
+def test_the_table_with_the_key_is_never_captured(database: str) -> None:
+    install(database)
+    with connect(database) as conn:
+        assert match_tables(conn, ["*.*"]) == []
 
 
 def test_installed_twice_and_removed_twice_nothing_is_left(either_database: str) -> None:

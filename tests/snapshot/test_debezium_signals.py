@@ -36,10 +36,10 @@ class Desk:
                 "source": {"dsn": {"env": "DSN"}},
                 "tables": [{"match": "shop.*"}],
                 "log": {"path": str(folder)},
-                "snapshot": {"signals": "shop.signals"},
+                "snapshot": {"signals": "shop.signals", "signal_secret": {"env": "SIGNALS"}},
                 "catalog": {"url": f"sqlite:///{folder}/catalog.db"},
             },
-            context={"environment": {"DSN": "postgresql://u@h/d"}},
+            context={"environment": {"DSN": "postgresql://u@h/d", "SIGNALS": "s3cret"}},
         )
         self.signals = Signals(self.definition)
         self.signals.queue.set_schema(signals_table("id", "type", "data"))
@@ -54,7 +54,7 @@ class Desk:
         self._position += 100
         text = body if isinstance(body, str) or body is None else json.dumps(body)
         if message:
-            content = json.dumps({"id": f"m{self._position}", "type": kind, "data": text}).encode()
+            content = json.dumps({"id": f"m{self._position}", "type": kind, "data": text, "secret": "s3cret"}).encode()
             self.signals.queue.store_message(SignalSeen(content, Position(self._position), 0))
         else:
             keep_rows(self.signals.queue, insert(self._position, [f"t{self._position}", kind, text]))
@@ -210,8 +210,8 @@ def test_what_cannot_be_is_refused_with_the_reason(desk: Desk) -> None:
 def test_a_filter_in_a_message_is_refused_for_anybody_may_send_one(desk: Desk) -> None:
     conditions = [{"data-collection": "shop.orders", "filter": "pg_drop_replication_slot('other') IS NULL"}]
     body = execute("shop.orders", additional_conditions=conditions)
-    assert "any role can send a message" in desk.refused("execute-snapshot", body, message=True)
-    assert "any role can send a message" in desk.refused(
+    assert "any role that knows the secret can send a message" in desk.refused("execute-snapshot", body, message=True)
+    assert "any role that knows the secret can send a message" in desk.refused(
         "execute-snapshot", execute("shop.orders", additional_condition="true"), message=True
     )
 

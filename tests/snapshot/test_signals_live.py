@@ -34,7 +34,11 @@ def _running(tmp_path: Path, database: str) -> Iterator[Running]:
         "INSERT INTO t SELECT i, 'v' || i FROM generate_series(1, 100) i",
     )
     held = Captured(tmp_path, database)
-    held.write(slot=held.slot, more="snapshot: {signals: public.debezium_signal}\n")
+    secret = tmp_path / "secret"
+    secret.write_text("s3cret")
+    held.write(
+        slot=held.slot, more=f"snapshot: {{signals: public.debezium_signal, signal_secret: {{file: {secret}}}}}\n"
+    )
     held.copy()
     with Running(held) as running:
         yield running
@@ -47,7 +51,7 @@ def send(running: Running, *signals: tuple[str, str, Any], channel: str = "row")
             if channel == "row":
                 conn.execute(INSERT, [name, kind, None if body is None else json.dumps(body)])
             else:
-                told = json.dumps({"id": name, "type": kind, "data": body})
+                told = json.dumps({"id": name, "type": kind, "data": body, "secret": "s3cret"})
                 conn.execute(EMIT, [channel == "message", told])
 
 
