@@ -188,18 +188,20 @@ class _Names:
 def _equal_columns(select: exp.Select, joins: Sequence[exp.Join], names: _Names) -> Iterator[Equality]:
     where = select.args.get("where")
     yield from _of_condition(None if where is None else where.this, names, None)
-    aliases, first = list(names.tables), 0
-    for number, join in enumerate(joins, 1):
-        first = number if _kind_of(join) is JoinKind.CROSS else first
-        # of a column in several tables, USING means that of the first one after the last comma
-        yield from _of_using(join, [*aliases[first:number], *aliases[:first]], aliases[number], names)
-        yield from _of_condition(join.args.get("on"), names, aliases[number])
+    aliases = list(names.tables)
+    visible = aliases[:1]
+    for alias, join in zip(aliases[1:], joins, strict=True):
+        yield from _of_using(join, visible, alias, names)
+        yield from _of_condition(join.args.get("on"), names, alias)
+        if _kind_of(join) not in {JoinKind.SEMI, JoinKind.ANTI}:
+            visible.append(alias)
 
 
-def _of_using(join: exp.Join, earlier: Sequence[str], alias: str, names: _Names) -> Iterator[Equality]:
+def _of_using(join: exp.Join, visible: Sequence[str], alias: str, names: _Names) -> Iterator[Equality]:
+    """Yield the equalities of USING: Spark takes the column of the first visible table that has it."""
     for identifier in join.args.get("using") or ():
         column = names.spelled(alias, identifier.name)
-        for other in earlier:
+        for other in visible:
             name = names.spelled(other, identifier.name)
             if column is not None and name is not None:
                 yield Equality(ColumnOf(other, name), ColumnOf(alias, column), alias)

@@ -86,8 +86,7 @@ class _Scope:
             for join in select.tree.find_all(exp.Join)
             if (condition := join.args.get("on")) is not None and (offset := offset_of(condition)) is not None
         }
-        for chain in select.chains:
-            scope._add(chain, joins)
+        scope._add(list(select.relations), joins)  # Spark joins relations with a comma before the joins that follow
         for clause in ("where", "having"):
             if (condition := select.tree.args.get(clause)) is not None:
                 scope._leave_out(_rejected(condition.this))

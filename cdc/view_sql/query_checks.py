@@ -191,6 +191,11 @@ def _joins_and_groups(text: SqlText, query: Query, key: set[str]) -> Iterator[st
 
 def _inner(text: SqlText, select: Select) -> Iterator[str]:
     yield from _unequal_joins(text, select)
+    for chain in select.chains[1:]:
+        for relation in chain:
+            if relation.kind in {JoinKind.RIGHT, JoinKind.FULL}:
+                place = text.place(relation.start)
+                yield f"{place}: {relation.kind} after a comma fills the tables before it with NULLs; write CROSS JOIN"
     for relation in select.relations:
         for one in (relation, *_nested(relation)):
             for inner in one.query.selects if one.query is not None else ():

@@ -158,7 +158,8 @@ class _Joins:
         return self.random.choice((self._rows, self._groups, self._groups, self._distinct))()
 
     def _join(self, topic: str, alias: str) -> None:
-        kinds = (*_JOINS, *(_OUTER if self.has_outer and self._one_in(3) else ()))
+        has_comma = len(self.chain) < len(self.columns)
+        kinds = (*_JOINS, *(_OUTER if self.has_outer and not has_comma and self._one_in(3) else ()))
         kind, added = self.random.choice(kinds), _columns(topic, alias)
         if kind in {",", "CROSS JOIN"}:
             self.text += f"{kind} {topic} {alias}" if kind == "," else f" {kind} {topic} {alias}"
@@ -172,7 +173,10 @@ class _Joins:
             self.chain = self.chain if kind in {",", "CROSS JOIN"} else self.chain + added
 
     def _join_condition(self, added: list[_Column]) -> str:
-        shared = [one.name for one in added if [column.name for column in self.chain].count(one.name) == 1]
+        # Spark joins relations with a comma first, and USING takes the first column of a name; DuckDB does neither
+        names = [column.name for column in self.columns]
+        usable = {column.name for column in self.chain if names.count(column.name) == 1}
+        shared = [column.name for column in added if column.name in usable]
         if shared and self._one_in(6):
             return f"USING ({self.random.choice(shared)})"
         parts = [self._equality(added, self.chain, self._one_in(6))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from pyspark.sql import SparkSession
 
 from cdc.view_sql.join_graph import ColumnOf, Equality, JoinGraph, Lookup
 
@@ -72,11 +73,27 @@ def test_using_names_equal_columns() -> None:
     assert found.equal == (Equality(ColumnOf("orders", "id"), ColumnOf("customers", "id"), "customers"),)
 
 
-def test_using_after_a_comma_names_no_table_before_it() -> None:
-    sql = "SELECT 1 FROM shop.orders o, shop.customers c LEFT JOIN shop.items i USING (id) WHERE o.customer_id = c.id"
-    assert [one for one in graph(sql).equal if one.join == "i"] == [
-        Equality(ColumnOf("c", "id"), ColumnOf("i", "id"), "i")
-    ]
+def test_using_means_the_first_table_with_the_column_that_is_visible() -> None:
+    joined = "LEFT JOIN shop.items i USING (id) WHERE o.customer_id = c.id"
+    for sql, alias in (
+        (f"SELECT 1 FROM shop.orders o, shop.customers c {joined}", "o"),
+        (f"SELECT 1 FROM shop.orders o JOIN shop.customers c ON c.name = o.status {joined}", "o"),
+    ):
+        assert [one for one in graph(sql).equal if one.join == "i"] == [
+            Equality(ColumnOf(alias, "id"), ColumnOf("i", "id"), "i")
+        ]
+    semi = "SELECT 1 FROM shop.orders o LEFT SEMI JOIN shop.items s ON s.order_id = o.id"
+    found = graph(f"{semi} JOIN shop.items i ON i.order_id = o.id JOIN shop.items j USING (sku)")
+    assert found.equal[-1] == Equality(ColumnOf("i", "sku"), ColumnOf("j", "sku"), "j")
+
+
+def test_spark_joins_relations_with_a_comma_before_the_joins_that_follow(spark: SparkSession) -> None:
+    tables = "VALUES (1) AS a(id), VALUES (2) AS b(id)"
+    values = "(VALUES (1, 'of a'), (2, 'of b')) AS c(id, v)"
+
+    assert [row.v for row in spark.sql(f"SELECT v FROM {tables} LEFT JOIN {values} USING (id)").collect()] == ["of a"]
+    filled = spark.sql(f"SELECT a.id FROM {tables} RIGHT JOIN {values} ON c.id = b.id WHERE b.id IS NULL")
+    assert [row.id for row in filled.collect()] == [None]
 
 
 @pytest.mark.parametrize("join", ["LEFT JOIN", "LEFT ANTI JOIN"])

@@ -70,6 +70,11 @@ def test_an_outer_join_after_a_condition_fills_its_table_with_nulls_again() -> N
     assert causes(sql) == ["a", "shop.a.id"]
 
 
+def test_a_right_join_after_a_comma_fills_the_tables_before_it_too() -> None:
+    sql = "SELECT a.id AS k FROM shop.a a, shop.b b RIGHT JOIN shop.c c ON c.id = b.id"
+    assert causes(sql) == ["a", "shop.a.id"]
+
+
 def test_a_cause_has_its_place() -> None:
     (cause, _) = ViewQuery.parse("shop.v", f"SELECT a.id,\n  b.id AS k {JOINED}", ["k"]).null_causes()
     assert (cause.place, cause.joined) == ("2:3", "b")
