@@ -13,13 +13,16 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql import SparkSession
 
+from cdc.config import DeltaSinkDefinition
 from cdc.view_sql.changed_keys import InputsAtCut
 from cdc.view_sql.join_graph import JoinGraph
 from cdc.view_sql.view_query import ViewQuery
 from pipelines.sinks.delta.merge_source import comparable
 from pipelines.sinks.delta.table_version import PLACE, RowsNotReadable
 from pipelines.views.needed_rows import ChangedRows, NeededRows, RowsOfCuts
+from pipelines.views.view_inputs import ViewInputs
 from tests.fixtures.examples import examples
 from tests.view_sql import random_joins
 from tests.view_sql.random_joins import COLUMNS, JoinCase, Row, random_join_case
@@ -29,6 +32,8 @@ RANDOMS: Final = st.randoms(use_true_random=False)
 _ARROW: Final = {"INT": pa.int32(), "DOUBLE": pa.float64(), "STRING": pa.string()}
 _OLD: Final = 1
 _NEW: Final = 2
+_KEYS: Final = "wanted"
+SPARK_CASES: Final = 2_000
 
 
 @dataclass(frozen=True)
@@ -60,8 +65,9 @@ class SmallStep:
             for topic, (old, new) in changed.items()
             if topic in self.view.inputs and (old or new)
         }
-        later = {topic: TableInMemory(_later(case, topic, changed[topic][1])) for topic in self.view.inputs}
+        self._later = {topic: _later(case, topic, changed[topic][1]) for topic in self.view.inputs}
         if graph is not None:
+            later = {topic: TableInMemory(rows) for topic, rows in self._later.items()}
             self._needed = NeededRows(graph, later, self._changes)
 
     def affected_keys(self) -> set[Row]:
@@ -82,18 +88,43 @@ class SmallStep:
 
     def rows_of_keys(self, keys: Iterable[Row]) -> list[tuple[Counter[Row], Counter[Row]]]:
         """For each cut: the rows with these keys of the rows that were read, and those of the whole tables."""
+        wanted = self._table_of_keys(keys)
+        read = self._put(self._needed.of_keys(wanted), "read")
+        return [(self._rows(named), whole) for named, whole in zip(read, self._whole_rows(wanted), strict=True)]
+
+    def rows_by_spark(self, inputs: ViewInputs, keys: Iterable[Row]) -> list[tuple[Counter[Row], Counter[Row]]]:
+        """For each cut: the rows with these keys that Spark computes as in a step, and those of DuckDB."""
+        wanted = self._table_of_keys(keys)
+        try:
+            read = self._needed.of_keys(wanted) if self.is_analysed else self._later
+        except RowsNotReadable:
+            read = self._later
+        cuts = {topic: RowsOfCuts.of(rows, self._changes.get(topic)) for topic, rows in read.items()}
+        names = inputs.register_cuts(
+            {topic: RowsOfCuts(*(part.drop_columns([*PLACE]) for part in parts)) for topic, parts in cuts.items()}
+        )
+        inputs.register_table(wanted, _KEYS)
+        queries = [self.view.of_keys(named, _KEYS) for named in (names.before, names.after)]
+        computed = [_tuples(rows) for rows in inputs.both(*queries, are_few=True)]
+        return list(zip(computed, self._whole_rows(wanted), strict=True))
+
+    def every_key(self) -> set[Row]:
+        """The keys of the view at both cuts."""
+        rows = [row for cut in ("before", "after") for row in self.engine.rows(self.view.whole(tables(cut)))]
+        return {row[: len(self.view.key)] for row in rows}
+
+    def _table_of_keys(self, keys: Iterable[Row]) -> pa.Table:
         columns = [pa.array(column) for column in zip(*keys, strict=True)]
         wanted = pa.table(dict(zip(self.view.key, columns, strict=True)))
-        self.engine.put("wanted", wanted)
-        read = self._put(self._needed.of_keys(wanted), "read")
-        pairs = []
-        for cut, names in zip(("before", "after"), read, strict=True):
-            few, whole = (
-                random_joins.comparable(self.engine.rows(self.view.of_keys(named, "wanted")))
-                for named in (names, tables(cut))
-            )
-            pairs.append((few, whole))
-        return pairs
+        self.engine.put(_KEYS, wanted)
+        return wanted
+
+    def _whole_rows(self, wanted: pa.Table) -> list[Counter[Row]]:
+        self.engine.put(_KEYS, wanted)
+        return [self._rows(tables(cut)) for cut in ("before", "after")]
+
+    def _rows(self, names: Mapping[str, str]) -> Counter[Row]:
+        return random_joins.comparable(self.engine.rows(self.view.of_keys(names, _KEYS)))
 
     def _put(self, rows: Mapping[str, pa.Table], name: str) -> tuple[dict[str, str], dict[str, str]]:
         """Create tables of the rows at both cuts; return topic → name of each."""
@@ -108,6 +139,10 @@ class SmallStep:
 
 def _name(topic: str) -> str:
     return topic.replace(".", "_")
+
+
+def _tuples(rows: pa.Table) -> Counter[Row]:
+    return random_joins.comparable(list(zip(*(column.to_pylist() for column in rows.columns), strict=True)))
 
 
 def _placed(topic: str, rows: Iterable[Row], position: int) -> pa.Table:
@@ -151,6 +186,35 @@ def check(case: JoinCase) -> bool:
 @examples(25)
 def test_the_rows_that_the_driver_reads_give_the_rows_of_the_view(random: Random) -> None:
     check(random_join_case(random, has_outer=False))
+
+
+def check_in_spark(case: JoinCase, inputs: ViewInputs) -> None:
+    """Check that the rows of a step, computed by Spark, are those of the SQL over the whole tables."""
+    step = SmallStep(case)
+    keys = step.every_key() | differing_keys(step.engine, step.view)
+    if keys:
+        for computed, whole in step.rows_by_spark(inputs, sorted(keys, key=repr)):
+            assert computed == whole, case.sql
+
+
+@pytest.fixture(scope="module")
+def inputs(spark: SparkSession) -> ViewInputs:
+    """In a session that compiles the code of queries, as in production."""
+    sink = DeltaSinkDefinition.model_validate({"type": "delta", "name": "lake", "path": "/lake/{table}"})
+    return ViewInputs(spark.newSession(), sink)
+
+
+@given(RANDOMS)
+@examples(4)
+def test_spark_computes_the_rows_of_the_view_from_them(inputs: ViewInputs, random: Random) -> None:
+    check_in_spark(random_join_case(random), inputs)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(6_000)
+def test_spark_computes_the_rows_of_many_views_from_them(inputs: ViewInputs) -> None:
+    for seed in range(SPARK_CASES):
+        check_in_spark(random_join_case(Random(seed)), inputs)
 
 
 @pytest.mark.parametrize(
