@@ -85,7 +85,8 @@ TABLE_STATE: Final = Metric(
 SOURCE_LAG_SECONDS: Final = Metric(
     "cdc_source_lag_seconds",
     Kind.GAUGE,
-    "time from commit at the source to durable in the log, for the last transaction; grows while the reader is silent",
+    "time from commit at the source to durable in the log, for the last transaction; grows while the reader is silent "
+    "or has no stream",
 )
 SOURCE_LATENCY: Final = Metric(
     "cdc_source_latency_seconds",

@@ -93,6 +93,8 @@ class StatusReporter(Thread):
         self._same_error_due = 0.0
         self._copied_before: dict[str, int] = {}
         self._waiting_since: float | None = None
+        self._lag_before, self._lag_lock = 0.0, Lock()
+        """Lag of the last transaction before the stream ended; the lag grows from it until the stream begins again."""
         self._inexact: list[TableProgress] = []
         self._inexact_due = 0.0
         self._removed: set[str] = set()
@@ -129,7 +131,10 @@ class StatusReporter(Thread):
         else:
             seconds = round(time.monotonic() - self._waiting_since, 1)
             log.info("connected to the source again", position=str(start.position), after_seconds=seconds)
-        self._waiting_since = self._logged_message = None
+            with self._lag_lock:  # the next transaction will show how far the log is behind
+                self._waiting_since = None
+                self._metrics.set(metrics.SOURCE_LAG_SECONDS, self._lag_before, self._definition.name)
+        self._logged_message = None
 
     def _report_proved_promotion(self, start: ReaderStart) -> None:
         """Log that the source was promoted since the last commit of the log, and that nothing of the log was lost."""
@@ -153,8 +158,27 @@ class StatusReporter(Thread):
         assert isinstance(exc, CdcError)  # noqa: S101 - only a CdcError is retried
         self._metrics.add(metrics.RECONNECTS, 1, self._definition.name)
         if self._waiting_since is None:
+            self._lag_before = self._last_lag()
             self._waiting_since = time.monotonic()
         self._record_error("waiting", exc)
+
+    def _last_lag(self) -> float:
+        """Return the lag of the last transaction; if this process has none, the age of the log's last transaction."""
+        lag = self._metrics.value(metrics.SOURCE_LAG_SECONDS, self._definition.name)
+        if lag is not None:
+            return lag
+        with suppress(LogError):  # the log does not exist yet
+            last = LogReader(self._definition.log.root).last_commit
+            if last is not None and last.committed_at:
+                return max(0.0, time.time() - last.committed_at / 1e6)
+        return 0.0
+
+    def _record_lag(self) -> None:
+        """Let the lag grow while there is no stream: nothing proves that the log has every transaction."""
+        with self._lag_lock:
+            if self._waiting_since is not None:
+                lag = self._lag_before + time.monotonic() - self._waiting_since
+                self._metrics.set(metrics.SOURCE_LAG_SECONDS, lag, self._definition.name)
 
     def report_failure(self, exc: CdcError) -> None:
         """Report an error after which the reader does not try again."""
@@ -222,6 +246,7 @@ class StatusReporter(Thread):
 
     def _send(self, state: str) -> None:
         name = self._definition.name
+        self._record_lag()
         report = ProcessReport(
             pipeline=name,
             process="reader",

@@ -53,7 +53,8 @@ RUNNING: Final = "running"
 DEGRADED: Final = "degraded"
 """Pipeline state in which reader and apply report, and there are problems."""
 DOWN: Final = "down"
-"""Pipeline state in which reader or apply failed, has stopped, or does not report."""
+"""Pipeline state in which reader or apply failed, has stopped, or does not report, or in which the source does not
+answer."""
 REQUIRED_PROCESSES: Final = ("reader", "apply")
 """Processes without which the pipeline does not run; the server process itself does not count."""
 NOT_REPORTING: Final = frozenset({"stale", "stopped", "failed"})
@@ -128,7 +129,8 @@ class PipelineStatus:
 
     name: str
     state: str
-    """running | degraded (reader and apply report, but there are problems) | down (reader or apply does not run)."""
+    """running | degraded (reader and apply report, but there are problems) | down (reader or apply does not run, or the
+    source answers neither the reader nor the server process)."""
     at: str
     processes: tuple[ProcessStatus, ...]
     source: SourceStatus
@@ -273,7 +275,9 @@ def with_source(
     )
     found = (replace(problem, remedy=complete_remedy(problem.remedy, file=file)) for problem in observed.problems())
     problems = (*found, *status.problems)
-    return replace(status, source=source, problems=problems, state=_pipeline_state(status.processes, problems))
+    waiting = any(p.process == "reader" and p.state == "waiting" for p in status.processes)
+    state = DOWN if waiting and not observed.up else _pipeline_state(status.processes, problems)
+    return replace(status, source=source, problems=problems, state=state)
 
 
 def with_delays(status: PipelineStatus, durable: PositionHistory, now: float) -> PipelineStatus:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 
 import pytest
+from tenacity import Retrying, stop_after_attempt
 
-from cdc.capture.reader_monitor import add_positions, inexact_tables
+from cdc import metrics
+from cdc.capture.reader import ReaderStart
+from cdc.capture.reader_monitor import StatusReporter, add_positions, inexact_tables
 from cdc.catalog import TableProgress
-from cdc.errors import SourceError
+from cdc.errors import SourceError, SourceUnreachable
+from cdc.position import Position
 from cdc.postgres.sqlstate import classify_message
 from cdc.table import ReplicaIdentity, TableSchema, TableState
 from tests.faults.capture import capture_table
+from tests.fixtures.waiting import until
 
 LIVE = TableSchema(relation=7, oid=7, schema="shop", name="t", replica_identity=ReplicaIdentity.DEFAULT, columns=())
 SHOWN = TableProgress("", "shop.t", "streaming", None, 1, None, 50)
@@ -78,3 +85,51 @@ def test_the_remedy_of_wal_that_cannot_be_decoded_has_only_commands_that_can_be_
     skip, resync = re.findall(r"'(cdc [^']*)'", found.fix)
     assert re.fullmatch(r'cdc slots recover -c \S+ --skip-to [0-9A-F]+/[0-9A-F]+ --resync "\*"', skip)
     assert resync == 'cdc tables resync "*"'
+
+
+def test_the_lag_grows_while_there_is_no_stream_and_is_the_last_one_when_the_stream_begins_again(
+    tmp_path: Path, database: str
+) -> None:
+    definition, figures = capture_table(tmp_path, database).definition, metrics.Metrics()
+    reporter = StatusReporter(definition, figures, Event())
+
+    def lag() -> float:
+        return figures.value(metrics.SOURCE_LAG_SECONDS, definition.name) or 0.0
+
+    def refuse() -> None:
+        raise SourceUnreachable("no answer")
+
+    attempts = Retrying(
+        stop=stop_after_attempt(2), before_sleep=reporter.report_waiting, sleep=lambda _: None, reraise=True
+    )
+    figures.set(metrics.SOURCE_LAG_SECONDS, 0.08, definition.name)
+    reporter.start()
+    try:
+        with pytest.raises(SourceUnreachable):
+            attempts(refuse)
+        until(lambda: lag() > 1.0, "a lag that grows")
+        reporter.report_started(ReaderStart(Position(1), None, 0.0))
+        assert lag() == 0.08
+    finally:
+        reporter.close()
+
+
+def test_a_reader_that_starts_without_its_source_is_as_late_as_the_last_transaction_of_its_log(
+    tmp_path: Path, database: str
+) -> None:
+    captured = capture_table(tmp_path, database)
+    committed_at = captured.log.last_commit.committed_at if captured.log.last_commit else 0
+    figures = metrics.Metrics()
+    reporter = StatusReporter(captured.definition, figures, Event())
+
+    def refuse() -> None:
+        raise SourceUnreachable("no answer")
+
+    with pytest.raises(SourceUnreachable):
+        Retrying(stop=stop_after_attempt(2), before_sleep=reporter.report_waiting, sleep=lambda _: None, reraise=True)(
+            refuse
+        )
+    reporter.close()
+    found = figures.value(metrics.SOURCE_LAG_SECONDS, captured.definition.name)
+    assert found is not None
+    assert 0 < found <= time.time() - committed_at / 1e6

@@ -200,6 +200,18 @@ def test_without_an_answer_of_the_source_nothing_is_said_of_its_slot(catalog: Ca
     assert status.state == "running"
 
 
+def test_a_source_that_answers_neither_reader_nor_server_is_down_on_the_page(catalog: Catalog) -> None:
+    fill(catalog)
+    unanswered = SourceObservation(slot="s", up=False, error="CDC-2001 refused")
+    error = {"code": "CDC-2001", "message": "refused", "suggestion": "start it"}
+    catalog.processes.report(ProcessReport(NAME, "reader", 1, "waiting", error, []))
+    status = with_source(pipeline_status(catalog, NAME, later(0)), unanswered, 10.0)
+    shown = render(status, SURROUNDINGS, {"rates": {}, "lags": {}})
+    assert status.state == "down"
+    assert "down</span>" in shown["flow"].partition("Log")[0]
+    assert "the source does not answer" in shown["totals"]
+
+
 def test_a_reader_that_compiles_says_so_until_it_is_silent(catalog: Catalog) -> None:
     figures = Metrics()
     figures.set(COMPILING, 1, NAME)

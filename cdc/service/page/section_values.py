@@ -126,12 +126,18 @@ def totals(status: PipelineStatus, rates: Mapping[str, object]) -> list[Figure]:
     streaming = sum(table.state == "streaming" for table in in_sinks)
     tables = f"{streaming}/{len(in_sinks)}" if in_sinks else number_format.UNKNOWN
     retained = number_format.size_and_unit(status.source.slot_retained_bytes)
+    note = "commit to visible" if answers(status.source) else "of what the log has: the source does not answer"
     return [
-        Figure("Slowest sink", *lag, status.lag_reason or "commit to visible"),
+        Figure("Slowest sink", *lag, status.lag_reason or note),
         Figure("Changes", number_format.format_rate(_number(rates.get("source"))), "rows/s", "into the log"),
         Figure("Tables", tables, "", "streaming, over all sinks"),
         Figure("Slot retains", *retained, _slot_note(status.source)),
     ]
+
+
+def answers(source: SourceStatus) -> bool:
+    """Return False if the source did not answer the last query of the server process."""
+    return source.observed is None or source.observed.up
 
 
 def source_edge(source: SourceStatus, rates: Mapping[str, object], lags: Mapping[str, object]) -> Edge:
