@@ -13,7 +13,7 @@ and without a catalog. `shown` of a transform names the pairs of a present and a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Self
 
@@ -152,6 +152,27 @@ def check_hidden(schema: TableSchema, rules_of: RulesOfTopic, remedy: str | None
                     f"and its present rule shows column {column.name!r}",
                     remedy=remedy,
                 )
+
+
+def with_moved_names(view: TableSchema, inputs: Iterable[TableSchema]) -> TableSchema:
+    """Return the table of a view; if a name of an input belongs to another column now, with former names.
+
+    SQL reads columns by their names, so each column of the view may then have the values of each other one.
+    """
+    if not any(map(_has_moved_name, inputs)):
+        return view
+    names = {(column.id, other.name) for column in view.columns for other in view.columns if other is not column}
+    return replace(view, former_names=tuple(sorted(names)))
+
+
+def _has_moved_name(schema: TableSchema) -> bool:
+    """Return True if a column has a name that another column had before, and had another name itself."""
+    renamed = {number for number, _ in schema.former_names}
+    return any(
+        column.id in renamed and column.name == name and column.id != number
+        for column in schema.columns
+        for number, name in schema.former_names
+    )
 
 
 def newly_hidden(before: TableSchema, now: TableSchema, rules_of: RulesOfTopic) -> str | None:

@@ -20,6 +20,7 @@ import structlog
 from cdc.config.views import View
 from cdc.errors import SinkUnavailable, ViewFailed, ViewNotDeterministic, ViewOrderUndeclared
 from cdc.log.computed_views import ComputedView
+from cdc.stores.hidden_columns import with_moved_names
 from cdc.table import TableSchema
 from cdc.view_sql.view_query import ViewQuery
 from pipelines.runtime.query_checks import changes_with_time, float_aggregates
@@ -211,6 +212,7 @@ class ViewComputation:
     def _new_version(self, fields: pa.Schema) -> TableSchema:
         view = self.task.view
         schema = view_schema(self.task.relation, view.name, view.key, fields, self.task.versions)
+        schema = with_moved_names(schema, self.task.schemas.values())
         if view.keep is not None:
             check_time(schema)
         return schema

@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from cdc.config import SearchRule, SearchSettings, SinkRule, TableSettings
 from cdc.config.deliveries import DeliveryRule, DeliverySettings
 from cdc.errors import HiddenColumnRenamed
-from cdc.stores.hidden_columns import RulesOfTopic, check_hidden, document_rules, event_rules, newly_hidden, table_rules
+from cdc.stores.hidden_columns import (
+    RulesOfTopic,
+    check_hidden,
+    document_rules,
+    event_rules,
+    newly_hidden,
+    table_rules,
+    with_moved_names,
+)
 from cdc.table import UNPROVED, Column, ReplicaIdentity, TableSchema
 
 NAMES = ("secret", "pub", "other", "fresh")
@@ -129,6 +137,15 @@ def test_a_column_that_gets_a_masked_name_is_reported_because_older_rows_show_it
     assert newly_hidden(FIRST, schema_of({3: "secret"}).following(FIRST), of_table({"transform": MASK})) == "secret"
     assert newly_hidden(FIRST, SWAPPED, of_table({"transform": MASK})) == "secret"
     assert newly_hidden(FIRST, REPLACED, of_table({"transform": MASK})) is None
+
+
+def test_a_view_of_a_table_that_exchanged_names_shows_no_column_under_a_rule_that_hides_one():
+    view = schema_of({2: "public", 3: "hidden"})
+    rules = of_table({"transform": {"drop": ["hidden"]}})
+
+    check_hidden(with_moved_names(view, [FIRST, REPLACED]), rules)
+    with pytest.raises(HiddenColumnRenamed, match="had the name 'hidden'"):
+        check_hidden(with_moved_names(view, [FIRST, SWAPPED]), rules)
 
 
 def test_former_names_survive_their_text_and_do_not_grow_without_a_rename():

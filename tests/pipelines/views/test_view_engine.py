@@ -6,6 +6,7 @@ import random
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any, Final
@@ -122,6 +123,25 @@ def test_a_view_is_built_and_then_follows_the_changes_of_all_its_tables(tmp_path
 
 
 @pytest.mark.slow
+def test_a_view_of_a_table_whose_columns_exchanged_their_names_says_so(tmp_path: Path, spark: SparkSession) -> None:
+    view = {"name": "shop.v_items", "key": ["id"], "sql": "SELECT id, sku AS public, order_id FROM shop.items"}
+    with opened(tmp_path / "shop", spark, view) as shop:
+        filled(shop)
+        shop.compute()
+        assert shop.views.schemas()["shop.v_items"].former_names == ()
+        names = {"quantity": "order_id", "order_id": "quantity"}
+        columns = tuple(replace(column, name=names.get(column.name, column.name)) for column in ITEMS.columns)
+        shop.alter(replace(ITEMS, columns=columns).following(ITEMS), shop.tables["shop.items"])
+        shop.compute()
+
+        schema = shop.views.schemas()["shop.v_items"]
+        assert {(1, "public"), (2, "order_id"), (3, "public")} <= set(schema.former_names)
+        rows = {(row[0], row[2], row[3]) for row in shop.tables["shop.items"].values()}
+        assert shop.rows("shop.v_items") == rows
+        shop.compute()
+        assert operations(shop, view) == []
+
+
 def test_a_view_over_a_view_follows_the_tables_of_both(tmp_path: Path, spark: SparkSession) -> None:
     with opened(tmp_path / "shop", spark, TOTALS, LARGE) as shop:
         filled(shop)
