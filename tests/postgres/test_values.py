@@ -54,20 +54,22 @@ def supported(dsn: str) -> dict[str, tuple[str, ...]]:
     return samples
 
 
-def test_every_base_type_has_samples(any_database: str):
-    named = {name for (name,) in rows_of(any_database, _BASE_TYPES)}
-    with connect(any_database) as conn:
-        kinds = [*SAMPLES, *supported(any_database), *COMPUTED]
+def test_every_base_type_has_samples(database_of_each_release: str):
+    named = {name for (name,) in rows_of(database_of_each_release, _BASE_TYPES)}
+    with connect(database_of_each_release) as conn:
+        kinds = [*SAMPLES, *supported(database_of_each_release), *COMPUTED]
         sampled = {conn.execute("SELECT format_type(%s::regtype, NULL)", [kind]).fetchone() for kind in kinds}
     assert named - {row[0] for row in sampled if row} == set()
 
 
-def test_every_sample_of_every_base_type_is_exact(any_database: str):
-    samples = supported(any_database)
+def test_every_sample_of_every_base_type_is_exact(database_of_each_release: str):
+    samples = supported(database_of_each_release)
     tables = {kind: f"t{number}" for number, kind in enumerate(samples)}
-    run_all(any_database, [f"CREATE TABLE {table} (v {kind}, a {kind}[])" for kind, table in tables.items()])
+    run_all(
+        database_of_each_release, [f"CREATE TABLE {table} (v {kind}, a {kind}[])" for kind, table in tables.items()]
+    )
     statements = [text for kind, table in tables.items() for text in inserts(table, kind, samples[kind])]
-    agreed = read_four_ways(any_database, statements).agree()
+    agreed = read_four_ways(database_of_each_release, statements).agree()
     assert {topic: len(rows) for topic, rows in agreed.items()} == {
         f"public.{tables[kind]}": len(values) + 2 for kind, values in samples.items()
     }
