@@ -40,10 +40,19 @@ from cdc.capture.resume_checks import (
     lost_text,
 )
 from cdc.capture.settings import ReaderSettings, reader_settings
+from cdc.capture.slot_belongs_to_log import check_not_overtaken
 from cdc.catalog import Catalog
 from cdc.config import Definition
 from cdc.config.source import OnFailover
-from cdc.errors import CatalogUnavailable, LogTrimmed, SlotInUse, SourceCloned, SourceRestored, TransactionsLost
+from cdc.errors import (
+    CatalogUnavailable,
+    LogTrimmed,
+    SlotInUse,
+    SourceCloned,
+    SourceError,
+    SourceRestored,
+    TransactionsLost,
+)
 from cdc.failpoint import hit
 from cdc.log.disk_format import CommitInfo
 from cdc.log.reader import LogReader, read_file
@@ -128,10 +137,14 @@ def _record_promotion(settings: ReaderSettings, *, accepted: bool) -> FollowedPr
         return None
     with connect(source.dsn, application_name="cdc failover") as conn, copy_lock(conn, source.slot):
         state = read_source_state(source.dsn, source.slot, source.publication, captured_oids(view.schemas()))
-        lost_from = find_lost_transactions(view.identity, last, state)
-        if lost_from is None:
-            return None
-        check_promotion(last, state, lost_from, accepted=accepted)
+        try:
+            lost_from = find_lost_transactions(view.identity, last, state)
+            if lost_from is None:
+                return None
+            check_promotion(last, state, lost_from, accepted=accepted)
+        except SourceError as exc:
+            check_not_overtaken(settings.log, last, exc)
+            raise
         if state.slot is not None and state.slot.active:
             raise SlotInUse(f"slot {state.slot.name!r} is in use by pid {state.slot.active_pid}")
         text = lost_text(last, state, lost_from)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from cdc.capture.resume_checks import check_slot_kind, check_source, has_all_transactions, lsn_to_confirm
-from cdc.errors import SlotInUse, SlotNotCreated, SlotNotOwned, UnexpectedSlot
+from cdc.errors import LogFenced, SlotInUse, SlotNotCreated, SlotNotOwned, SourceError, UnexpectedSlot
 from cdc.log.bucket_files import Root
 from cdc.log.disk_format import CommitInfo
 from cdc.log.epoch_and_slot_records import SlotRecord, read_slot_record, write_slot_record
@@ -152,16 +152,34 @@ def check_slot_name(claim: SlotClaim, slot: SlotStatus | None) -> None:
         )
 
 
+def check_not_overtaken(root: Root, last: CommitInfo, cause: SourceError) -> None:
+    """Raise LogFenced if the last commit of the log is no longer `last`, with which a check of the source failed.
+
+    cause: the error of the check.
+    """
+    durable = LogReader(root).durable
+    if durable != last.last:
+        raise LogFenced(
+            f"another reader committed to the log up to {durable!s} after this process had read it at {last.last!s}"
+        ) from cause
+
+
 def check_resume(root: Root, log: LogReader, last: CommitInfo, state: SourceState) -> None:
     """Raise an error unless this source and its slot can continue the log; the caller streams from the slot.
 
-    If the log has no slot record yet, the function writes the record of this slot.
+    If the log has no slot record yet, the function writes the record of this slot. Raises LogFenced if another reader
+    took over after this process had read the log: a process that was frozen in between would take the slot of the other
+    reader for a slot that is ahead of the log.
 
-    last: last commit of the log.
+    last: last commit of the log, read before the source was queried.
     """
     claim = SlotClaim.of(root, log)
-    check_slot_name(claim, state.slot)
-    check_source(log.identity, last, state)
+    try:
+        check_slot_name(claim, state.slot)
+        check_source(log.identity, last, state)
+    except SourceError as exc:
+        check_not_overtaken(root, last, exc)
+        raise
     if state.slot is not None and claim.record is None:
         write_slot_record(root, claim.record_of(state.slot, state.identity))
 

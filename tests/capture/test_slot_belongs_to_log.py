@@ -15,7 +15,16 @@ from cdc.capture.slot_belongs_to_log import (
     check_resume,
     check_slot_name,
 )
-from cdc.errors import CdcError, SlotInUse, SlotNotCreated, SlotNotOwned, SlotUnsuitable, UnexpectedSlot
+from cdc.errors import (
+    CdcError,
+    LogFenced,
+    SlotInUse,
+    SlotNotCreated,
+    SlotNotOwned,
+    SlotUnsuitable,
+    SourceError,
+    UnexpectedSlot,
+)
 from cdc.log.disk_format import CommitInfo, LogIdentity
 from cdc.log.epoch_and_slot_records import SlotRecord, read_slot_record
 from cdc.log.reader import LogReader
@@ -119,3 +128,20 @@ def test_resuming_a_log_without_a_slot_record_writes_it(tmp_path: Path) -> None:
     record = read_slot_record(tmp_path)
     assert isinstance(record, SlotRecord)
     assert (record.slot, record.confirmed_flush, record.adopted) == (SLOT.name, SLOT.confirmed_flush, False)
+
+
+@pytest.mark.parametrize("slot", [replace(SLOT, confirmed_flush=Lsn(3001)), replace(SLOT, wal_status="lost"), None])
+def test_a_reader_that_another_one_overtook_before_it_saw_the_slot_notices_it(
+    tmp_path: Path, slot: SlotStatus | None
+) -> None:
+    """It read the log, was frozen, and saw a slot that the other reader had advanced."""
+    identity = LogIdentity(system_id="7", database="shop")
+    writer = LogWriter.open(tmp_path, identity, SegmentLimits(size=1 << 28, age=3600.0))
+    writer.commit([], LAST)
+    state = SourceState(SOURCE, slot, PublicationStatus("cdc_shop_pub", oid=5, missing=()))
+    log = LogReader(tmp_path)
+    with pytest.raises(SourceError):
+        check_resume(tmp_path, log, LAST, state)
+    writer.commit([], replace(LAST, last=Position(3000)))
+    with pytest.raises(LogFenced, match="another reader committed to the log up to 0/BB8"):
+        check_resume(tmp_path, log, LAST, state)
