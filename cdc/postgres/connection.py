@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Generator
 from contextlib import suppress
+from types import TracebackType
 from typing import Any, Final, TypeVar
 
 import psycopg
@@ -26,12 +27,29 @@ PINNED: Final = {
     "row_security": "off",
     # timeouts for interactive sessions must not cancel a copy or a stream that runs for hours
     "statement_timeout": "0",
+    "lock_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
+    "idle_session_timeout": "0",
+    # an error ends a statement, and cdc decides what follows
+    "exit_on_error": "off",
+    "default_transaction_isolation": "read committed",
+    "default_transaction_read_only": "off",
+    "default_transaction_deferrable": "off",
+    # text of keys and conditions means the same as in a new database
+    "standard_conforming_strings": "on",
+    "array_nulls": "on",
+    "transform_null_equals": "off",
+    # otherwise an index may leave out rows at random
+    "gin_fuzzy_search_limit": "0",
 }
 """Session settings in the startup packet, so that they apply from the first statement and in the walsender too.
 
-The first six determine the text form of values, which must be the same in COPY and in the stream.
+The first six determine the text form of values, which must be the same in COPY and in the stream. A role, a database or
+the server may set each of them; these values have precedence.
 """
+
+_PINNED_SINCE: Final = {170000: ("transaction_timeout", "0")}
+"""Settings that older servers do not know and would refuse in the startup packet, by the first version with them."""
 
 CONNECT_TIMEOUT: Final = 10
 """Maximum seconds for connecting, unless the DSN sets another limit; libpq's default is no limit."""
@@ -62,9 +80,21 @@ _PORTS: Final = re.compile(r"(\d{1,5})?(,(\d{1,5})?)*", re.ASCII)
 
 
 class _Connection(psycopg.Connection):
-    """A connection that is closed when a statement takes longer than `answer_timeout` seconds."""
+    """A connection that is closed when a statement takes longer than `answer_timeout` seconds.
+
+    An error of psycopg does not leave a `with` block of the connection, so none reaches a person without a code.
+    """
 
     answer_timeout: float | None = None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End and close the connection; an error of psycopg leaves the block as an error of cdc."""
+        with map_errors():
+            super().__exit__(kind, error, trace)
+            if isinstance(error, psycopg.Error):
+                raise error
 
     def wait(self, gen: Generator[Any, Any, _T], *args: Any, **named: Any) -> _T:
         if self.answer_timeout is None:
@@ -109,9 +139,9 @@ def connect(
     raises MalformedDsn, SourceUnreachable and the errors of `sqlstate.classify`; no message contains the password.
     """
     parameters = parse_dsn(dsn)
-    pinned = " ".join(f"-c {name}={value}" for name, value in PINNED.items())
-    named = application_name.replace(" ", "\\ ")
-    parameters["options"] = f"{parameters.get('options', '')} {pinned} -c application_name={named}".strip()
+    settings, escaped_space = PINNED | {"application_name": application_name}, "\\ "
+    pinned = " ".join(f"-c {name}={value.replace(' ', escaped_space)}" for name, value in settings.items())
+    parameters["options"] = f"{parameters.get('options', '')} {pinned}".strip()
     # empty: the name arrives only with the options, so its report proves that no proxy has dropped them
     parameters |= {"client_encoding": "UTF8", "application_name": ""}
     several = _with_preferred_host_first(parameters)
@@ -121,8 +151,10 @@ def connect(
     if replication:
         parameters["replication"] = "database"
     try:
-        conn = _Connection.connect("", autocommit=autocommit, **parameters)
+        conn = _Connection.connect("", autocommit=True, **parameters)
         _check_options_arrived(conn, application_name)
+        _pin_newer_settings(conn)
+        conn.autocommit = autocommit
         conn.answer_timeout = timeout
         if several is not None:
             _PREFERRED[several] = conn.info.host, str(conn.info.port)
@@ -146,6 +178,13 @@ def _check_options_arrived(conn: psycopg.Connection, application_name: str) -> N
             "a proxy in front of the source drops the settings of the session (startup parameter 'options')",
             remedy=PAST_THE_PROXY,
         )
+
+
+def _pin_newer_settings(conn: psycopg.Connection) -> None:
+    """Pin the settings that not every server knows; `conn` is in autocommit mode, and may be a walsender's."""
+    for version, (name, value) in _PINNED_SINCE.items():
+        if conn.info.server_version >= version:
+            conn.execute(f"SET {name} = {value}".encode())
 
 
 def _with_preferred_host_first(parameters: dict[str, Any]) -> str | None:

@@ -34,6 +34,7 @@ from cdc.postgres.publication import (
     via_root_sql,
     why_not_added,
 )
+from cdc.postgres.session_settings import unsuitable_settings
 from cdc.postgres.slot import PLUGIN, SlotStatus, slot_status
 from cdc.postgres.sqlstate import map_errors
 from cdc.postgres.tables import TableName, match_tables, uncapturable_tables
@@ -249,6 +250,11 @@ def _wal_level(source: _Source) -> Iterator[PreflightProblem]:
     )
 
 
+def _session_settings(source: _Source) -> Iterator[PreflightProblem]:
+    for setting in unsuitable_settings(source.conn):
+        yield _problem(setting.name, setting.message, setting.sql, fatal=False)
+
+
 def _role(source: _Source) -> Iterator[PreflightProblem]:
     subject = f"role {source.role}"
     if not source.replication and (refusal := _replication_refusal(source)) is not None:
@@ -420,6 +426,6 @@ def _owned(source: _Source, table: TableName) -> bool:
 
 
 CHECKS: Final[tuple[Callable[[_Source], Iterator[PreflightProblem]], ...]] = (
-    _version, _settings, _role, _slot, _tables, _publication,
+    _version, _settings, _session_settings, _role, _slot, _tables, _publication,
 )  # fmt: skip
 """All checks, in the order in which an operator would fix the problems."""

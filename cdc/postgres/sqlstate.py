@@ -54,6 +54,11 @@ _TOO_LARGE: Final = (
     f"to be sent as text; {errors.UndecodableWal.remedy}"
 )
 
+_TIMED_OUT: Final = (
+    "remove the timeout that the message names from the proxy or the server that ended the session: cdc sets the "
+    "timeouts of its own sessions to 0"
+)
+
 RULES: Final = (
     ErrorRule("55006", "", _FAST, errors.SlotInUse),
     ErrorRule("42704", "replication slot", _RESYNC, errors.SlotMissing),
@@ -69,6 +74,13 @@ RULES: Final = (
     ErrorRule("55000", "in recovery", _FAST, errors.SourceInRecovery),
     ErrorRule("55000", "cannot use replication slot", _FAST, errors.SourceInRecovery),
     ErrorRule("55000", "", _OPERATOR, errors.SourceError),
+    ErrorRule(
+        "53400",
+        "temporary file",
+        _OPERATOR,
+        errors.PreflightFailed,
+        "raise temp_file_limit: 'ALTER ROLE NAME SET temp_file_limit = -1', for the role in source.dsn",
+    ),
     ErrorRule(
         "53400",
         "",
@@ -100,6 +112,10 @@ RULES: Final = (
         "raise max_wal_senders or max_connections, or end idle sessions",
     ),
     ErrorRule("53", "", _FAST, errors.SourceUnreachable),
+    ErrorRule("57P05", "", _FAST, errors.SourceUnreachable, _TIMED_OUT),
+    ErrorRule("25P03", "", _FAST, errors.SourceUnreachable, _TIMED_OUT),
+    ErrorRule("25P04", "", _FAST, errors.SourceUnreachable, _TIMED_OUT),
+    ErrorRule("57014", "timeout", _FAST, errors.SourceUnreachable, _TIMED_OUT),
     ErrorRule("57P", "", _FAST, errors.SourceUnreachable),
     ErrorRule("57014", "", _FAST, errors.SourceUnreachable),
     ErrorRule("40", "", _FAST, errors.SourceUnreachable),
@@ -118,6 +134,13 @@ RULES: Final = (
     ErrorRule("58", "", _FAST, errors.SourceUnreachable),
 )
 """All rules in the order in which they are tried; an error that matches none becomes SourceError."""
+
+_ENDED_SESSIONS: Final = (
+    ("idle-session timeout", "57P05"),
+    ("idle-in-transaction timeout", "25P03"),
+    ("transaction timeout", "25P04"),
+)
+"""Text in the message of Postgres → SQLSTATE, because psycopg has none if the message arrived before a statement."""
 
 _FATAL: Final = re.compile(r"(?:FATAL|ERROR):\s+(.+)")
 _REFUSALS: Final = (
@@ -141,6 +164,9 @@ def classify(error: psycopg.Error) -> CdcError:
     The text of the CdcError is the primary message of Postgres, never the detail, which contains row values.
     """
     if error.sqlstate is None and isinstance(error, psycopg.OperationalError):
+        for part, sqlstate in _ENDED_SESSIONS:
+            if part in str(error):
+                return classify_message(sqlstate, f"the source ended the session: {part}")
         return errors.SourceUnreachable(f"the connection to the source broke: {_first_line(str(error))}")
     if error.sqlstate is None:
         return errors.SourceError(f"the connection to the source is unusable: {_first_line(str(error))}")

@@ -14,7 +14,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from glob import escape
 from threading import Thread
@@ -141,7 +140,7 @@ class PublicationSync:
         definition, source = self._definition, self._definition.source
         if not known:
             return None
-        with closing(connect(source.current_dsn(), application_name="cdc tables")) as conn:
+        with connect(source.current_dsn(), application_name="cdc tables") as conn:
             wanted = dict(match_tables(conn, definition.patterns, definition.excludes))
             found = compare_tables(known, wanted, dict(match_tables(conn, ["*"])))
             gone = [schema for schema in found.missing if read_schema(conn, schema.oid) is None]
@@ -154,7 +153,7 @@ class PublicationSync:
             )
             if not fit and not found.removed and not gone and not cleared:
                 return SyncResult(refused=refused, unread=unread)
-            with closing(connect(source.current_primary(), application_name="cdc watermarks")) as primary:
+            with connect(source.current_primary(), application_name="cdc watermarks") as primary:
                 stream = ChunkSender(primary, self._link)
                 # first, because a new table may have the same name
                 for schema in gone:
@@ -175,8 +174,8 @@ class PublicationSync:
         """
         source = self._definition.source
         with (
-            closing(connect(source.current_dsn(), application_name="cdc tables")) as conn,
-            closing(connect(source.current_primary(), application_name="cdc watermarks")) as primary,
+            connect(source.current_dsn(), application_name="cdc tables") as conn,
+            connect(source.current_primary(), application_name="cdc watermarks") as primary,
         ):
             stream = ChunkSender(primary, self._link)
             epoch = stream.durable_position.epoch

@@ -5,13 +5,17 @@ from __future__ import annotations
 import socket
 import time
 import traceback
+from select import select
 
 import pytest
+from psycopg import Connection
 
-from cdc.errors import CdcError, MalformedDsn, SourceRejectsConnection, SourceUnreachable
+from cdc.errors import CdcError, MalformedDsn, SourceError, SourceRejectsConnection, SourceUnreachable
 from cdc.postgres.connection import HOST_TIMEOUT, PINNED, connect
+from cdc.postgres.copy_in_snapshot import begin_snapshot
 from cdc.postgres.embedded_server import EmbeddedPostgres
-from tests.fixtures.postgres import run_sql
+from cdc.postgres.slot import create_slot
+from tests.fixtures.waiting import until
 
 SECRET = "hunter2zz"
 BROKEN = [
@@ -66,20 +70,62 @@ def test_a_missing_database_is_named(postgres: EmbeddedPostgres) -> None:
         connect(postgres.dsn("nowhere"))
 
 
-def test_settings_are_pinned_whatever_the_database_prefers(either_database: str) -> None:
-    name = either_database.rpartition("/")[2]
-    run_sql(
-        either_database,
-        f"ALTER DATABASE {name} SET datestyle = 'German'",  # type: ignore[arg-type]
-        f"ALTER DATABASE {name} SET bytea_output = 'escape'",  # type: ignore[arg-type]
-        f"ALTER DATABASE {name} SET timezone = 'Asia/Tokyo'",  # type: ignore[arg-type]
-    )
+DISTURBING = {
+    "datestyle": "German",
+    "bytea_output": "escape",
+    "timezone": "Asia/Tokyo",
+    "row_security": "on",
+    "statement_timeout": "1",
+    "lock_timeout": "1",
+    "idle_in_transaction_session_timeout": "1",
+    "idle_session_timeout": "1",
+    "exit_on_error": "on",
+    "default_transaction_isolation": "serializable",
+    "default_transaction_read_only": "on",
+    "default_transaction_deferrable": "on",
+    "array_nulls": "off",
+    "transform_null_equals": "on",
+    "gin_fuzzy_search_limit": "3",
+    "transaction_timeout": "100",
+    "client_encoding": "LATIN1",
+    "synchronous_commit": "off",
+    "work_mem": "64kB",
+}
+"""Settings that a role or a database may have, for people or applications."""
+
+
+def test_settings_are_pinned_whatever_role_and_database_prefer(any_database: str) -> None:
+    name, server = any_database.rpartition("/")[2], connect(any_database)
+    for index, (setting, value) in enumerate(DISTURBING.items()):
+        if setting != "transaction_timeout" or server.info.server_version >= 170000:
+            place = f"DATABASE {name}" if index % 2 else f"ROLE postgres IN DATABASE {name}"
+            server.execute(f"ALTER {place} SET {setting} = '{value}'".encode())
     for replication in (False, True):
-        with connect(either_database, replication=replication) as conn:
+        with connect(any_database, replication=replication) as conn:
             found: dict[str, str] = dict(conn.execute("SELECT lower(name), setting FROM pg_settings").fetchall())
 
         assert {setting: found[setting].split(",")[0] for setting in PINNED} == PINNED
+        assert found.get("transaction_timeout", "0") == "0"
         assert found["client_encoding"] == "UTF8"
+    with connect(any_database, autocommit=False) as conn, create_slot(any_database, name) as snapshot:
+        begin_snapshot(conn, snapshot.name)
+        server.execute("SET statement_timeout = 0; SELECT pg_sleep(0.15)")  # longer than each of the timeouts
+        assert conn.execute("SELECT 1").fetchone() == (1,)
+    server.close()
+
+
+def test_an_error_that_leaves_a_block_has_a_code(database: str) -> None:
+    """Also one that only the end of the block meets."""
+    with pytest.raises(SourceError, match="no_such_table"), connect(database) as conn:
+        conn.execute("SELECT FROM no_such_table")
+    with pytest.raises(SourceUnreachable), connect(database, autocommit=False) as conn:
+        end_session(conn)
+
+
+def end_session(conn: Connection) -> None:
+    """End a session inside its transaction, as a timeout of the server does, and let no statement meet that."""
+    conn.execute("SET idle_in_transaction_session_timeout = 1")
+    until(lambda: select([conn], [], [], 0)[0], "the end of the session")
 
 
 def test_options_of_the_dsn_are_kept_in_addition_to_the_pinned_ones(database: str) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
+from psycopg import OperationalError
 
 from cdc import errors
 from cdc.capture.reader_process import retry_pause
 from cdc.errors import CdcError, Reaction
-from cdc.postgres.sqlstate import RULES, ErrorCourse, ErrorRule, classify_message
+from cdc.postgres.sqlstate import RULES, ErrorCourse, ErrorRule, classify, classify_message
 
 CASES: list[tuple[str, str, type[CdcError]]] = [
     ("55006", 'replication slot "x" is active for PID 7', errors.SlotInUse),
@@ -28,6 +29,11 @@ CASES: list[tuple[str, str, type[CdcError]]] = [
     ("42501", "permission denied for table t", errors.PreflightFailed),
     ("42501", 'library "pgoutput" may not be used as an output plugin', errors.OutputPluginRefused),
     ("42602", 'replication slot name "X" contains invalid character', errors.InvalidDefinition),
+    ("53400", 'temporary file size exceeds "temp_file_limit" (1024kB)', errors.PreflightFailed),
+    ("57P05", "terminating connection due to idle-session timeout", errors.SourceUnreachable),
+    ("25P03", "terminating connection due to idle-in-transaction timeout", errors.SourceUnreachable),
+    ("25P04", "terminating connection due to transaction timeout", errors.SourceUnreachable),
+    ("57014", "canceling statement due to statement timeout", errors.SourceUnreachable),
     ("57P01", "terminating connection due to administrator command", errors.SourceUnreachable),
     ("57P03", "the database system is starting up", errors.SourceUnreachable),
     ("08006", "connection failure", errors.SourceUnreachable),
@@ -94,3 +100,12 @@ def test_each_line_of_the_table_has_a_case_and_a_course_that_its_error_follows(r
     retried = rule.course in {ErrorCourse.RETRY_FAST, ErrorCourse.RETRY_SLOW}
     assert (retry_pause(rule.error("it failed"), 1) is not None) == retried
     assert rule.course is not ErrorCourse.RESYNC or "cdc slots recover" in (rule.remedy or rule.error.remedy)
+
+
+@pytest.mark.parametrize("timeout", ["idle-session", "idle-in-transaction", "transaction"])
+def test_a_session_that_a_timeout_ended_between_statements_is_not_reported_as_a_wrong_password(timeout: str) -> None:
+    """Psycopg has no SQLSTATE for it."""
+    text = f"consuming input failed: FATAL:  terminating connection due to {timeout} timeout\nserver closed"
+    error = classify(OperationalError(text))
+    assert error.message.startswith(f"the source ended the session: {timeout} timeout (")
+    assert (type(error), "password" in error.fix) == (errors.SourceUnreachable, False)
