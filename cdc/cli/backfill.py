@@ -43,7 +43,7 @@ KeysOption = Annotated[
     typer.Option(
         metavar="FROM..TO",
         help="Read only rows with keys from FROM to TO (both included). You may omit FROM or TO; "
-        "write a composite key as a,b.",
+        "write a composite key as a,b. Put a value with a comma or with two dots in double quotes.",
     ),
 ]
 KeyOption = Annotated[
@@ -297,12 +297,6 @@ def _parse_keys(keys: list[str] | None, file: str | None) -> tuple[tuple[str, ..
 
 
 def _parse_key_range(keys: str | None) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
-    if keys is None:
-        return None, None
-    if ".." not in keys:
-        raise ConfigError(
-            f"malformed key range {keys!r}: expected FROM..TO",
-            remedy="write --keys FROM..TO; for one key, write --key KEY",
-        )
-    first, _, last = keys.partition("..")
-    return tuple(first.split(",")) if first else None, tuple(last.split(",")) if last else None
+    from cdc.snapshot.backfill_documents import parse_key_range
+
+    return (None, None) if keys is None else parse_key_range(keys)

@@ -20,7 +20,7 @@ import psycopg
 from psycopg import sql
 
 from cdc.errors import CdcError, ConfigError, Reaction, SourceError, SourceUnreachable, UnknownRelation
-from cdc.postgres.chunk_queries import row_filter
+from cdc.postgres.chunk_queries import row_filter, typed_literal
 from cdc.postgres.copy_in_snapshot import from_clause
 from cdc.postgres.sqlstate import classify, map_errors
 from cdc.table import TableSchema
@@ -118,17 +118,23 @@ class _KeyList:
     def query(self, keys: Sequence[Key]) -> sql.Composed:
         """Return a SELECT with one row per key and three result columns per key column.
 
-        First come all values cast to their types without type modifier, then all values cast with type modifier. The
-        last result columns are true where the two casts are equal.
+        First come all values of their types without type modifier, then all values cast to the type modifier. The last
+        result columns are true where the two are equal. The values are typed literals, which the input function of the
+        type reads: a cast of a text can have a function of its own, for example that to regclass.
         """
         places = range(len(self._types))
-        arrays = sql.SQL(", ").join(
-            sql.SQL("{}::text[]").format(sql.Literal([key[place] for key in keys])) for place in places
+        rows = sql.SQL(", ").join(
+            sql.SQL("({})").format(sql.SQL(", ").join(map(typed_literal, key, (bare for bare, _ in self._types))))
+            for key in keys
         )
-        names = sql.SQL(", ").join(sql.Identifier(f"t{place}") for place in places)
-        bare = sql.SQL(", ").join(self._cast(place, 0, f"k{place}") for place in places)
-        whole = sql.SQL(", ").join(self._cast(place, 1, f"m{place}") for place in places)
-        values = sql.SQL("SELECT {}, {} FROM unnest({}) AS _texts ({})").format(bare, whole, arrays, names)
+        names = sql.SQL(", ").join(sql.Identifier(f"k{place}") for place in places)
+        whole = sql.SQL(", ").join(
+            sql.SQL("CAST({} AS {}) AS {}").format(
+                sql.Identifier(f"k{place}"), sql.SQL(self._types[place][1]), sql.Identifier(f"m{place}")
+            )
+            for place in places
+        )
+        values = sql.SQL("SELECT {}, {} FROM (VALUES {}) AS _literals ({})").format(names, whole, rows, names)
         same = sql.SQL(", ").join(
             sql.SQL("{} = {}").format(sql.Identifier(f"k{place}"), sql.Identifier(f"m{place}")) for place in places
         )
@@ -144,12 +150,6 @@ class _KeyList:
             diag = exc.diag.message_primary if isinstance(exc, psycopg.Error) else None
             return (diag or str(exc)).lower()
         return None
-
-    def _cast(self, place: int, kind: int, name: str) -> sql.Composed:
-        # format_type quotes the name of a type where necessary
-        return sql.SQL("CAST({} AS {}) AS {}").format(
-            sql.Identifier(f"t{place}"), sql.SQL(self._types[place][kind]), sql.Identifier(name)
-        )
 
 
 def _texts(conn: psycopg.Connection, query: sql.Composed) -> list[list[str]]:

@@ -42,6 +42,7 @@ _SIZES: Final = """
         UNION SELECT asked, relid::oid FROM unnest(%(oids)s::oid[]) asked, pg_partition_tree(asked)) t
     GROUP BY asked
 """
+_TYPE_NAMES: Final = "SELECT oid::bigint, format_type(oid, -1) FROM unnest(%s::oid[]) AS oid"
 _REPLAYED: Final = """
     SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), replay_lsn)::bigint FROM pg_stat_replication
     WHERE application_name = %s AND replay_lsn IS NOT NULL
@@ -222,13 +223,15 @@ def estimate_rows(conn: psycopg.Connection, oid: int) -> int:
 def _where(conn: psycopg.Connection, schema: TableSchema, bounds: KeyBounds, publication: str) -> sql.Composable:
     key = sql.SQL("({})").format(sql.SQL(", ").join(sql.Identifier(column.name) for column in schema.key))
     parts: list[sql.Composable] = []
+    types = key_types(conn, schema)
     start, over = (bounds.after, ">") if bounds.after is not None else (bounds.first, ">=")
     if start is not None:
-        parts.append(sql.SQL("{} " + over + " {}").format(key, _row(start)))  # type: ignore[arg-type]
+        parts.append(sql.SQL("{} " + over + " {}").format(key, _row(start, types)))  # type: ignore[arg-type]
     if bounds.last is not None:
-        parts.append(sql.SQL("{} <= {}").format(key, _row(bounds.last)))
+        parts.append(sql.SQL("{} <= {}").format(key, _row(bounds.last, types)))
     if bounds.keys is not None:
-        parts.append(sql.SQL("{} IN ({})").format(key, sql.SQL(", ").join(map(_row, bounds.keys))))
+        listed = sql.SQL(", ").join(_row(listed_key, types) for listed_key in bounds.keys)
+        parts.append(sql.SQL("{} IN ({})").format(key, listed))
     if bounds.where is not None:
         parts.append(sql.SQL("({})").format(sql.SQL(bounds.where)))  # type: ignore[arg-type]
     parts += row_filter(conn, schema, publication)
@@ -245,5 +248,24 @@ def _all(parts: Sequence[sql.Composable]) -> sql.Composed:
     return sql.SQL(" AND ").join(parts)
 
 
-def _row(key: Sequence[str]) -> sql.Composable:
-    return sql.SQL("({})").format(sql.SQL(", ").join(map(sql.Literal, key)))
+def key_types(conn: psycopg.Connection, schema: TableSchema) -> list[str]:
+    """Return the SQL names of the types of the key columns, without type modifier; of a domain, those of its base type.
+
+    A stored value need not satisfy the constraints of its domain.
+    """
+    oids = [column.base_type_oid or column.type_oid for column in schema.key]
+    names: dict[int, str] = dict(conn.execute(_TYPE_NAMES, [oids]).fetchall())
+    return [names[oid] for oid in oids]
+
+
+def typed_literal(text: str, type_name: str) -> sql.Composed:
+    """Return a literal of a type. type_name: as format_type prints it, which quotes names where necessary.
+
+    In a comparison with a column, a literal without a type can get another type: for a regclass that of an OID, for a
+    composite type that of an anonymous record.
+    """
+    return sql.SQL("{}::{}").format(sql.Literal(text), sql.SQL(type_name))  # type: ignore[arg-type]
+
+
+def _row(key: Sequence[str], types: Sequence[str]) -> sql.Composable:
+    return sql.SQL("({})").format(sql.SQL(", ").join(map(typed_literal, key, types)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -26,6 +27,8 @@ A listing of backfills reads all keys of each request from the catalog, so longe
 
 
 Key = tuple[str, ...]
+_RANGE: Final = re.compile(r'((?:[^".]|"(?:[^"]|"")*"|\.(?!\.))*)\.\.(.*)', re.DOTALL)
+"""`FROM..TO`: the first two dots outside double quotes divide it."""
 
 
 class BackfillAction(StrEnum):
@@ -241,6 +244,34 @@ def parse_keys(lines: Iterable[str], where: str) -> tuple[Key, ...]:
             f"malformed key in line {rows.line_num} of {where}: {exc}",
             remedy="enclose a value that has a comma, quote or line break in double quotes; double each quote inside",
         ) from exc
+
+
+def parse_key_range(text: str) -> tuple[Key | None, Key | None]:
+    """Parse `FROM..TO` into the first and the last key, in the form of key lists; None for an omitted bound.
+
+    Two dots inside double quotes belong to a value. Raises ConfigError for a malformed range.
+    """
+    sides = _RANGE.fullmatch(text)
+    if sides is None:
+        raise ConfigError(
+            f"malformed key range {text!r}: expected FROM..TO",
+            remedy="write --keys FROM..TO; for one key, write --key KEY",
+        )
+    bounds = [parse_keys([side], f"--keys {text!r}") if side else () for side in sides.groups()]
+    first, last = (keys[0] if keys else None for keys in bounds)
+    return first, last
+
+
+def key_range_text(first: Key | None, last: Key | None) -> str:
+    """Format a key range as `FROM..TO`, so that `parse_key_range` returns the same keys."""
+    lines = ["" if key is None else csv_line(key) for key in (first, last)]
+    if ".." in lines[0] or lines[0].endswith("."):
+        lines[0] = _quoted(first or ())
+    return "..".join(lines)
+
+
+def _quoted(key: Sequence[str]) -> str:
+    return ",".join('"' + value.replace('"', '""') + '"' for value in key)
 
 
 def csv_line(key: Sequence[str]) -> str:

@@ -9,7 +9,14 @@ from typing import Final
 
 from cdc.catalog import Catalog, Command, CommandState
 from cdc.errors import UnknownName
-from cdc.snapshot.backfill_documents import BACKFILL, BackfillRequest, BackfillState, TableBackfillState, csv_line
+from cdc.snapshot.backfill_documents import (
+    BACKFILL,
+    BackfillRequest,
+    BackfillState,
+    TableBackfillState,
+    csv_line,
+    key_range_text,
+)
 from cdc.table import matches, matches_name
 
 ENDED_SHOWN: Final = 20
@@ -142,7 +149,7 @@ def command_of(request: BackfillRequest) -> str:
     if request.where is not None:
         words += ["--where", request.where]
     if request.first is not None or request.last is not None:
-        words += ["--keys", f"{','.join(request.first or ())}..{','.join(request.last or ())}"]
+        words += ["--keys", key_range_text(request.first, request.last)]
     if request.keys is not None and len(request.keys) <= KEYS_SHOWN:
         words += [word for key in request.keys for word in ("--key", csv_line(key))]
     elif request.keys is not None:

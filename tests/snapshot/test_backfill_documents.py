@@ -7,6 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cdc.errors import ConfigError
 from cdc.snapshot.backfill_documents import (
@@ -18,6 +20,8 @@ from cdc.snapshot.backfill_documents import (
     TableBackfillState,
     check_request,
     csv_line,
+    key_range_text,
+    parse_key_range,
     parse_keys,
 )
 from cdc.table import TableSchema, TableState
@@ -103,3 +107,21 @@ def test_keys_are_parsed_from_the_lines_that_they_are_formatted_to() -> None:
     assert parse_keys(lines.splitlines(keepends=True), "keys.csv") == tuple(KEYS_AS_TEXT)
     with pytest.raises(ConfigError, match=r"malformed key in line 2 of keys\.csv"):
         parse_keys(["a\n", '"b"c\n'], "keys.csv")
+
+
+BOUNDS = st.none() | st.lists(st.text('ab.,"(){}[] \n\\', max_size=6), min_size=1, max_size=3).map(tuple)
+
+
+@given(BOUNDS, BOUNDS)
+def test_a_key_range_is_written_and_read_with_values_of_any_text(
+    first: tuple[str, ...] | None, last: tuple[str, ...] | None
+) -> None:
+    assert parse_key_range(key_range_text(first, last)) == (first, last)
+
+
+def test_values_with_commas_and_two_dots_are_quoted_in_a_key_range() -> None:
+    assert parse_key_range('"(1,x)",7.."[1..5]"') == (("(1,x)", "7"), ("[1..5]",))
+    assert parse_key_range("1.5..2.5") == (("1.5",), ("2.5",))
+    for malformed in ("5", '"1..5"', 'a"..5'):
+        with pytest.raises(ConfigError):
+            parse_key_range(malformed)
