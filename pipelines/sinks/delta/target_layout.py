@@ -250,8 +250,10 @@ def described_columns(columns: pa.Schema, first: Sequence[str]) -> list[str]:
     others.
 
     Nested columns are left out because they have no bounds. Float columns are left out because delta-rs ignores NaN in
-    statistics, so Spark's `> 100` would skip files with NaN. Names that need quoting are left out because delta-rs and
-    Spark parse them differently in `delta.dataSkippingStatsColumns`. At most MAX_STATISTICS names are returned.
+    statistics, so Spark's `> 100` would skip files with NaN. Decimals are left out because delta-rs writes and reads
+    their bounds as doubles, so a query would skip files that have the rows. Names that need quoting are left out
+    because delta-rs and Spark parse them differently in `delta.dataSkippingStatsColumns`. At most MAX_STATISTICS names
+    are returned.
     """
     # without bounds of these columns, a merge into a target with versions would open the files of all old versions
     spans = [name for name in (START_COLUMN, END_COLUMN) if name in columns.names]
@@ -266,4 +268,4 @@ def described_columns(columns: pa.Schema, first: Sequence[str]) -> list[str]:
 
 
 def _has_no_bounds(kind: pa.DataType) -> bool:
-    return pa.types.is_floating(kind) or pa.types.is_nested(kind)
+    return pa.types.is_floating(kind) or pa.types.is_decimal(kind) or pa.types.is_nested(kind)

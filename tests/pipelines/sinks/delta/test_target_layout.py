@@ -114,6 +114,7 @@ def test_a_quote_in_a_name_is_doubled() -> None:
 def test_statistics_describe_position_and_key_first_and_no_column_without_bounds() -> None:
     kinds = {
         "ratio": pa.float64(),
+        "price": pa.decimal128(38, 2),
         "tags": pa.list_(pa.int64()),
         "item": pa.string(),
         "id": pa.int64(),
