@@ -51,9 +51,16 @@ the table schemas; older records may not. Rows that an older version of cdc wrot
 _QUOTED: Final = r'"(?:[^"]|"")+"'
 _NAME: Final = rf"(?:{_QUOTED}|[^\W\d]\w*)"
 _TOKEN: Final = re.compile(
-    rf"(?P<skip>'(?:[^']|'')*'|--[^\n]*|/\*.*?\*/)|(?P<schema>{_NAME})\s*\.\s*(?P<table>{_NAME})|(?P<name>{_NAME})",
+    rf"(?P<skip>'(?:[^']|'')*'|--[^\n]*|/\*.*?\*/)|(?P<schema>{_NAME})\s*\.\s*(?P<table>{_NAME})|(?P<name>{_NAME})"
+    r"|(?P<number>(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)",
     re.DOTALL,
 )
+DOUBLE_DIGITS: Final = 15
+"""Number of digits up to which a double has every decimal number exactly."""
+SHORTEST_DOUBLE_DIGITS: Final = 17
+"""Maximum number of digits that a double is printed with."""
+DECIMAL_DIGITS: Final = 76
+"""Maximum number of digits of a decimal of the query engine."""
 _MISSING: Final = re.compile(r"table '([^']*)' not found")
 
 _T = TypeVar("_T")
@@ -203,6 +210,7 @@ class Lake:
                     table = opened[parts[0].topic] = self._opened(parts[0], version)
                     self._check_opened(parts, known, table)
                     _register(builder, alias, table, parts)
+                text = with_exact_numbers(text, has_doubles=_has_doubles(opened.values()))
                 require_query(builder, text)
                 return checked_rows(builder.execute(text))
         except (ConfigError, QueryFailed) as exc:
@@ -280,6 +288,8 @@ class Lake:
         try:
             return _table(part.target, version)
         except SinkUnavailable as exc:
+            if isinstance(exc.__cause__, TableNotFoundError):
+                exc.fix = f"restore the target's files, or rebuild the table: 'cdc replay SINK --tables {part.topic}'"
             if (features := features_in_error(str(exc.__cause__))) is None:
                 raise
             raise self._unreadable(part.topic, features) from exc
@@ -418,7 +428,7 @@ def bind_tables(sql: str, tables: Mapping[str, _T]) -> tuple[str, dict[str, _T]]
     used: dict[str, _T] = {}
 
     def replaced(match: re.Match[str]) -> str:
-        if match["skip"]:
+        if match["skip"] or match["number"]:
             return match.group()
         if match["schema"]:
             whole = topic(_plain(match["schema"]), _plain(match["table"]))
@@ -427,13 +437,43 @@ def bind_tables(sql: str, tables: Mapping[str, _T]) -> tuple[str, dict[str, _T]]
                 (whole, "") if whole in tables else (topic_of.get(_plain(match["schema"])), "." + match["table"])
             )
         else:
-            named, rest = topic_of.get(_plain(match["name"])), ""
+            name = _plain(match["name"])
+            # a topic in one pair of quotes, such as "shop.orders"
+            named, rest = topic_of.get(name) or (name if name in tables else None), ""
         if named is None:
             return match.group()
         used[_quoted(alias_of[named])] = tables[named]
         return _quoted(alias_of[named]) + rest
 
     return _TOKEN.sub(replaced, sql), used
+
+
+def with_exact_numbers(sql: str, *, has_doubles: bool) -> str:
+    """Return the SQL with decimals in place of the number literals that the query engine would round to a double.
+
+    The engine reads integers up to 64 bits exactly, and all other numbers as doubles. A number with more digits than a
+    double can be printed with is no double. With fewer digits it may be one, so it stays a double in a query of tables
+    that have doubles (`has_doubles`).
+    """
+    exact = SHORTEST_DOUBLE_DIGITS if has_doubles else DOUBLE_DIGITS
+
+    def replaced(match: re.Match[str]) -> str:
+        number = match["number"]
+        if number is None or "e" in number.lower() or (number.isdigit() and int(number) < 1 << 64):
+            return match.group()
+        whole, _, fraction = number.partition(".")
+        digits = len((whole + fraction).lstrip("0"))
+        precision = max(len(whole.lstrip("0")) + len(fraction), 1)
+        if digits <= exact or precision > DECIMAL_DIGITS:
+            return match.group()
+        return f"CAST('{number}' AS DECIMAL({precision}, {len(fraction)}))"
+
+    return _TOKEN.sub(replaced, sql)
+
+
+def _has_doubles(tables: Iterable[DeltaTable]) -> bool:
+    texts = (str(field.type) for table in tables for field in table.schema().fields)
+    return any("double" in text or "float" in text for text in texts)
 
 
 def _plain(name: str) -> str:

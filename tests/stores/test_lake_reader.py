@@ -11,11 +11,11 @@ import pytest
 
 from cdc.errors import ConfigError, CutUnavailable, SinkUnavailable
 from cdc.position import Position
-from cdc.stores.lake_reader import Lake, ReadAt, bind_tables, parse_at
+from cdc.stores.lake_reader import Lake, ReadAt, bind_tables, parse_at, with_exact_numbers
 from cdc.stores.published_record import Published, TableRecord
-from pipelines.sinks.delta.settings import DeltaSettings
+from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
-from tests.contracts.folded import ORDERS, batch, put
+from tests.contracts.folded import ORDERS, Row, batch, column, put
 
 
 def record(relation: int, topic: str) -> TableRecord:
@@ -128,6 +128,8 @@ def test_a_missing_target_or_version_is_an_error(lake, tmp_path):
         ("select 'shop.items' from stock.items", "select 'shop.items' from \"stock__items\"", ["stock.items"]),
         ("select 1 from items -- orders", "select 1 from items -- orders", []),
         ('select * from shop."Odd one"', 'select * from "Odd one"', ["shop.Odd one"]),
+        ('select * from "shop.orders" o', 'select * from "orders" o', ["shop.orders"]),
+        ("select 1e3, 1.5 from orders", 'select 1e3, 1.5 from "orders"', ["shop.orders"]),
         ("select o.id from other.orders o", "select o.id from other.orders o", []),
     ],
 )
@@ -154,3 +156,55 @@ def test_a_file_in_the_place_of_a_target_s_log_is_an_error_that_names_the_target
     Path(target, "_delta_log").write_text("a file", encoding="utf-8")
     with pytest.raises(SinkUnavailable, match="has no readable table at"):
         lake.read(target)
+
+
+EXACT = "12345678901234567890123456789012345678"
+
+
+@pytest.mark.parametrize(
+    ("sql", "has_doubles", "expected"),
+    [
+        (f"x = {EXACT}", True, f"x = CAST('{EXACT}' AS DECIMAL(38, 0))"),
+        (f"x > -{EXACT}.5", False, f"x > -CAST('{EXACT}.5' AS DECIMAL(39, 1))"),
+        ("x = 18446744073709551615", False, "x = 18446744073709551615"),
+        ("x = 18446744073709551616", False, "x = CAST('18446744073709551616' AS DECIMAL(20, 0))"),
+        ("x = 123456789012345.67", False, "x = CAST('123456789012345.67' AS DECIMAL(17, 2))"),
+        ("x = 0.30000000000000004", True, "x = 0.30000000000000004"),
+        ("x = 0.300000000000000040", True, "x = CAST('0.300000000000000040' AS DECIMAL(18, 18))"),
+        ("x = 0.1 OR x < 1.25e300", False, "x = 0.1 OR x < 1.25e300"),
+        (f"x = '{EXACT}' -- {EXACT}", False, f"x = '{EXACT}' -- {EXACT}"),
+        (f"t{EXACT}.x{EXACT} > 1", False, f"t{EXACT}.x{EXACT} > 1"),
+    ],
+)
+def test_numbers_that_a_double_cannot_hold_become_decimals(sql: str, has_doubles: bool, expected: str) -> None:
+    assert with_exact_numbers(sql, has_doubles=has_doubles) == expected
+
+
+@pytest.mark.parametrize("writer", ["indexed", "delta-rs"])
+def test_numbers_of_38_digits_are_compared_exactly(tmp_path: Path, writer: str) -> None:
+    template, first = f"{tmp_path}/{{schema}}/{{table}}", int(EXACT)
+    whole = replace(column(3, "price", "numeric", oid=1700), typmod=(38 << 16 | 0) + 4)
+    sink = DeltaSink(DeltaSettings("lake", template, Writer(writer)))
+    sink.open("log-1")
+    rows = [Row((str(n),), 10 + n, {1: str(n), 2: "a", 3: str(first + n)}) for n in range(4)]
+    applied = sink.apply(batch(rows, 0, 20, replace(ORDERS, columns=(*ORDERS.columns[:2], whole)), generation=5))
+    sink.publish(Published(20, 5, {ORDERS.relation: applied}))
+    lake = Lake.open(template)
+
+    def ids(condition: str) -> list[int]:
+        found = lake.query(f"SELECT id FROM shop.orders WHERE {condition} ORDER BY id").read_all()
+        return [row["id"] for row in found.to_pylist()]
+
+    assert ids(f"price = {first + 2}") == [2]
+    assert ids(f"price > {first + 1}.5") == [2, 3]
+    assert ids(f"price BETWEEN {first} AND {first + 1}") == [0, 1]
+    assert ids(f"price IN ({first + 3}, {first})") == [0, 3]
+
+
+def test_a_query_of_a_deleted_target_says_how_to_get_it_back(lake: Lake) -> None:
+    shutil.rmtree(lake.tables()[0].target)
+    with pytest.raises(SinkUnavailable) as refused:
+        lake.query("SELECT * FROM shop.orders")
+    assert refused.value.fix == (
+        "restore the target's files, or rebuild the table: 'cdc replay SINK --tables shop.orders'"
+    )
