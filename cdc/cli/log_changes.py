@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json as encoder
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from cdc import DEFAULT_CONFIG
 from cdc.cli import log_damage, log_export, log_storage
 from cdc.cli.log_storage import open_log
 from cdc.cli.options import ConfigOption, JsonOption
-from cdc.command_output import echo, emit, escaped_for_terminal, json_text
+from cdc.command_output import LineMark, echo, emit, escaped_for_terminal, json_text, line
 from cdc.errors import ConfigError, LogTrimmed, MalformedPosition
 
 if TYPE_CHECKING:
@@ -148,7 +149,10 @@ def tail(  # noqa: PLR0913, PLR0917 - one parameter per option
     if not rows.num_rows and table is not None:
         _check_table_exists(log, table)
     events = view.events_after(rows)
-    printer.show(events.messages(rows, printer.operations), count)
+    printed = printer.show(events.messages(rows, printer.operations), count)
+    if not printed and count and not json:
+        reason, fix = _why_nothing(log, "messages" if table is None else "changes")
+        line(LineMark.ADVICE, reason, fix=fix, to=sys.stderr)
     seen = log.durable
     while follow:
         time.sleep(POLL)
@@ -226,16 +230,17 @@ class _Printer:
         self._envelope = json and not follow
         self._people = self.form is MessageFormat.CDC and not json
 
-    def show(self, found: Iterator[PrintedMessage], count: int) -> None:
-        """Print the last `count` messages; all of them if `count` is -1."""
+    def show(self, found: Iterator[PrintedMessage], count: int) -> int:
+        """Print the last `count` messages, or all of them if `count` is -1; return how many were printed."""
         wanted = deque(found, maxlen=None if count < 0 else count)
         if self._envelope:
             emit("tail", json=True, summary=f"{len(wanted):,} changes", result={"changes": list(wanted)})
-            return
+            return len(wanted)
         for message in wanted:
             echo(_line(message) if self._people else json_text(message))
         if wanted:
             echo(end="", flush=True)
+        return len(wanted)
 
 
 def _line(message: PrintedMessage) -> str:
@@ -359,6 +364,16 @@ def _oldest_commit_time(log: LogReader) -> datetime:
     first = min(log.every_file(), key=lambda file: file.first)  # the newest segment is never trimmed
     found: datetime = pc.min(read_file(first, log.oldest, first.last, ["committed_at"])["committed_at"]).as_py()
     return found
+
+
+def _why_nothing(log: LogReader, kind: str) -> tuple[str, str]:
+    """Return why a log has no changes to print, and what to do. kind: `changes` or `messages`."""
+    if not log.oldest:
+        return f"the log has no such {kind} yet", "write -f to wait for them"
+    return (
+        f"the log has no such {kind} after {log.oldest}: single changes up to there are compacted",
+        "write -f to wait for new ones, or run 'cdc query' to see the rows of a table",
+    )
 
 
 def _check_not_trimmed(log: LogReader, after: Position) -> None:

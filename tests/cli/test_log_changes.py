@@ -14,6 +14,7 @@ import pytest
 from cdc.log.writer import LogWriter
 from cdc.position import Position
 from tests.cli.command import run
+from tests.cli.trimmed import Folder
 from tests.fixtures.forked import start
 from tests.fixtures.waiting import until
 from tests.log.rows import IDENTITY, LIMITS, info, message_row, row, schema_of, table
@@ -98,6 +99,22 @@ def test_tail_shows_the_last_changes_of_one_table_in_order(
     assert [(c["position"], c["ordinal"]) for c in found] == [("0/C8", 1), ("0/12C", 0), ("0/12C", 1)]
     assert len(tail(capsys, definition)) == 20
     assert tail(capsys, definition, "-n", "0") == []
+
+
+def test_tail_without_a_change_says_why(capsys: pytest.CaptureFixture[str], definition: Path) -> None:
+    outcome = run(capsys, "tail", "orders", "--op", "t", "-c", definition)
+    assert (outcome.output, outcome.status) == ("", 0)
+    assert "the log has no such changes yet" in outcome.errors
+    assert run(capsys, "tail", "orders", "-n", "0", "-c", definition).errors == ""
+
+
+def test_tail_of_a_compacted_log_says_that_single_changes_are_gone(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    outcome = run(capsys, "tail", "orders", "--op", "s", "-c", Folder.half(tmp_path).path)
+    assert outcome.output == ""
+    assert "no such changes after 0/96: single changes up to there are compacted" in outcome.errors
+    assert "cdc query" in outcome.errors
 
 
 def test_tail_since_a_position_includes_it(capsys: pytest.CaptureFixture[str], definition: Path) -> None:
