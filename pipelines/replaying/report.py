@@ -17,6 +17,10 @@ ROWS_PER_SECOND: Final = {"delta": 200_000, "search": 8_000}
 
 Measured on two cores, with tables of ten columns.
 """
+TABLE_SECONDS: Final = 0.3
+"""Estimated seconds of a table without rows: a target is created, committed to, and put in place."""
+START_SECONDS: Final = 3.0
+"""Estimated seconds until the first table is built, and from the last one until the sink continues."""
 SPARK_SECONDS: Final = 15.0
 """Estimated seconds until the Spark session has started; only a large table needs a session."""
 
@@ -88,10 +92,16 @@ def estimate_report(plan: ReplayPlan) -> ReplayReport:
     """Return the report of a dry run."""
     rate = ROWS_PER_SECOND[plan.wanted.type]
     tables = [
-        ReplayedTable(topic=table.topic, rows=table.rows, bytes=table.size, seconds=table.rows / rate, state="planned")
+        ReplayedTable(
+            topic=table.topic,
+            rows=table.rows,
+            bytes=table.size,
+            seconds=TABLE_SECONDS + table.rows / rate,
+            state="planned",
+        )
         for table in plan.tables
     ]
-    start = SPARK_SECONDS if any(table.rows > LARGE for table in tables) else 0.0
+    start = START_SECONDS + (SPARK_SECONDS if any(table.rows > LARGE for table in tables) else 0.0)
     return _report(plan, plan.upto, start + sum(table.seconds for table in tables), tables)
 
 
