@@ -232,7 +232,9 @@ class StatusReporter(Thread):
                 return
             self._logged_message, self._same_error_due = exc.message, time.monotonic() + SAME_ERROR_EVERY
         log.warning(
-            "capture stopped; the reader tries again only if 'state' is 'waiting'",
+            "capture is interrupted; the reader tries again"
+            if state == "waiting"
+            else "capture stopped; carry out 'fix'",
             state=state,
             code=exc.code,
             message=exc.message,

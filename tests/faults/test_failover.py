@@ -218,7 +218,7 @@ def test_a_running_reader_follows_a_crashed_primary_within_seconds(
         until(lambda: len(held.folded("t")) == 2, reader.output)
         standby.catch_up()
         servers.primary.stop("immediate")
-        until(lambda: "capture stopped" in reader.output(), reader.output)
+        until(lambda: "capture is interrupted" in reader.output(), reader.output)
         standby.promote()
         began = time.monotonic()
         run_sql(standby.dsn(), "INSERT INTO t VALUES (3, 'after the crash')")

@@ -193,7 +193,7 @@ def test_a_reader_whose_server_is_gone_backs_off_and_comes_back_by_itself(
     away.wait_for_more(workload, 20)
     proxy.down()
     began, attempts = time.monotonic(), 4
-    away.wait(lambda: away.output().count("capture stopped") >= attempts, f"{attempts} attempts")
+    away.wait(lambda: away.output().count("capture is interrupted") >= attempts, f"{attempts} attempts")
     waited = time.monotonic() - began
     assert "CDC-2001" in away.output()
     assert waited > 0.2 + 0.4 + 0.8  # each pause is twice the one before
