@@ -208,6 +208,7 @@ class DeliverySettings(Model):
     format: EventFormat = EventFormat.CDC
     """Format of the events: `debezium`, `cdc`, `flat` or `cloudevents`."""
     debezium: DebeziumSettings = DebeziumSettings()
+    """Options of the formats `debezium` and `flat`."""
     encoding: EventEncoding = EventEncoding.JSON
     """How events are written: `json`, or `avro` or `protobuf` with a schema registry."""
     schema_registry: SchemaRegistryAccess | None = None
@@ -229,8 +230,23 @@ class DeliverySettings(Model):
         return with_views(self)
 
     @model_validator(mode="after")
+    def _debezium_has_an_effect(self) -> Self:
+        if "debezium" not in self.model_fields_set:
+            return self
+        if self.format not in {EventFormat.DEBEZIUM, EventFormat.FLAT}:
+            raise invalid(
+                "'debezium' has no effect under the format {format}: remove it, or choose 'debezium' or 'flat'",
+                format=repr(self.format.value),
+            )
+        if self.format is EventFormat.FLAT and self.debezium.transaction:
+            raise invalid("'debezium.transaction' has no effect under the format 'flat': choose the format 'debezium'")
+        return self
+
+    @model_validator(mode="after")
     def _encodable(self) -> Self:
         if self.encoding is EventEncoding.JSON:
+            if self.schema_registry is not None:
+                raise invalid("'schema_registry' has no effect on JSON: remove it, or choose 'encoding'")
             return self
         if self.schema_registry is None:
             raise invalid(

@@ -402,6 +402,13 @@ class StatsdDelivery(DeliverySettings):
     datagram: Annotated[Bytes, Field(ge=256, le=65_000)] = 1_432
     """Maximum bytes of a datagram."""
 
+    @model_validator(mode="after")
+    def _only_metrics(self) -> Self:
+        for key in ("format", "debezium", "encoding", "schema_registry", "messages"):
+            if key in self.model_fields_set:
+                raise invalid("{key} has no effect on metrics: remove it", key=repr(key))
+        return self
+
 
 class MulticastDelivery(DeliverySettings):
     """A delivery by UDP multicast, which loses events; a receiver asks for them again by TCP."""

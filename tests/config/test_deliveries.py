@@ -49,6 +49,11 @@ def test_drop_has_an_age(tmp_path: Path) -> None:
         ("on_overload: {drop: {older_than: 0s}}", "older_than"),
         ("batch: 0", "batch"),
         ("format: avro", "format"),
+        ("debezium: {decimal: string}", "'debezium' has no effect under the format 'cdc'"),
+        ("format: cloudevents, debezium: {}", "'debezium' has no effect under the format 'cloudevents'"),
+        ("format: flat, debezium: {transaction: true}", "'debezium.transaction' has no effect under the format 'flat'"),
+        ("schema_registry: {url: 'http://r'}", "'schema_registry' has no effect on JSON"),
+        ("rules: [{match: '*.*', when: 'lower(after.a) = 1'}]", "a condition can call only"),
         ("destination: x", "unknown key"),
     ],
 )
@@ -69,3 +74,16 @@ def test_two_deliveries_cannot_write_to_one_directory(tmp_path: Path, path: str)
 def test_sinks_and_deliveries_share_their_names(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="another sink or delivery has this name"):
         load(tmp_path, "{name: lake, type: file, path: out}")
+
+
+@pytest.mark.parametrize("fields", ["format: flat, debezium: {decimal: string}", "format: debezium, debezium: {}"])
+def test_the_options_of_debezium_belong_to_its_formats(tmp_path: Path, fields: str) -> None:
+    load(tmp_path, f"{{name: copy, type: file, path: out, {fields}}}")
+
+
+@pytest.mark.parametrize("fields", ["format: cdc", "encoding: json", "messages: []"])
+def test_a_key_that_metrics_do_not_use_is_refused(tmp_path: Path, fields: str) -> None:
+    metrics = "metrics: [{metric: orders, table: 'shop.orders'}]"
+
+    with pytest.raises(ConfigError, match="has no effect on metrics"):
+        load(tmp_path, f"{{name: counts, type: statsd, {metrics}, {fields}}}")

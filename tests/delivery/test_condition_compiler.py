@@ -138,7 +138,8 @@ class Generator:
         return f"{left} {self.random.choice(('', 'NOT '))}IN ({first}, {self.random.choice((first, second, 'NULL'))})"
 
     def _between(self, depth: int) -> str:
-        left, right = self._pair(depth - 1)
+        # no sums: Spark computes the value before the AND that may leave it out
+        left, right = self._pair(min(depth, 0))
         return f"{left} {self.random.choice(('', 'NOT '))}BETWEEN {right} AND {right}"
 
     def _like(self, depth: int) -> str:

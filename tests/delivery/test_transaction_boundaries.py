@@ -108,7 +108,7 @@ def test_copied_rows_and_messages_outside_transactions_have_no_records():
 
 def test_other_formats_and_a_delivery_without_the_option_have_no_records():
     identity = DeliveryIdentity("shop", NAME, "LOG")
-    for fields in ({"format": "debezium"}, options(format="flat")):
+    for fields in ({"format": "debezium"}, {"format": "flat"}):
         assert boundaries_for(settings_of(**fields), identity, PlainFormat()) is None
 
 

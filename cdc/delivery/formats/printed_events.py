@@ -50,10 +50,9 @@ class PrintedEvents:
         # a message has no row, so it is no flat row either
         self._skipped = {Operation.GENERATION, *((Operation.MESSAGE,) if form is MessageFormat.FLAT else ())}
         names = SourceNames(pipeline, database, version("cdc"))
+        settings = DeliverySettings(name="printed", format=EventFormat(form.value))
         debezium = DebeziumSettings(schemas=False, tombstones=form is MessageFormat.DEBEZIUM)
-        self._format = new_format(
-            DeliverySettings(name="printed", format=EventFormat(form.value), debezium=debezium), names
-        )
+        self._format = new_format(settings.model_copy(update={"debezium": debezium}), names)
 
     def messages(self, rows: pa.Table, operations: frozenset[str] = frozenset()) -> Iterator[PrintedMessage]:
         """Yield the messages of rows in log order; operations: of rows with one of these, empty for all rows."""

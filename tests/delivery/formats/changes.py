@@ -78,9 +78,17 @@ def changes_of(schema: TableSchema, *rows: dict[str, Any]) -> TableChanges:
 def format_named(name: str, **debezium: Any) -> Format:
     """A format with options of Debezium."""
     settings = DeliverySettings(
-        name="out", format=EventFormat(name), debezium=DebeziumSettings(**{"schemas": False, **debezium})
+        name="out", format=EventFormat(name), **debezium_options(name, **{"schemas": False, **debezium})
     )
     return new_format(settings, NAMES)
+
+
+def debezium_options(name: str, **debezium: Any) -> dict[str, Any]:
+    """Those of the options of Debezium that the format has."""
+    if name not in {"debezium", "flat"}:
+        return {}
+    used = {key: value for key, value in debezium.items() if name != "flat" or key != "transaction"}
+    return {"debezium": DebeziumSettings(**used)}
 
 
 def values_of(events: EncodedEvents) -> list[Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cdc.config.deliveries import DebeziumSettings, DeliverySettings
+from cdc.config.deliveries import DebeziumSettings, DeliverySettings, EventFormat
 from cdc.delivery.formats.contract import TOMBSTONE, EncodedEvents, LogicalMessages
 from cdc.delivery.formats.debezium import NEW_KEY, OLD_KEY, DebeziumFormat
 from cdc.delivery.formats.table_changes import TransactionNumbers
@@ -41,7 +41,8 @@ MARIE = {**ANNE, 2: "Anne Marie"}
 
 
 def _format(**options: Any) -> DebeziumFormat:
-    settings = DeliverySettings(name="out", debezium=DebeziumSettings(**{"schemas": False, **options}))
+    debezium = DebeziumSettings(**{"schemas": False, **options})
+    settings = DeliverySettings(name="out", format=EventFormat.DEBEZIUM, debezium=debezium)
     return DebeziumFormat(settings, NAMES, clock=lambda: 1_559_033_904_961_654_789)
 
 

@@ -15,12 +15,22 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 from pydantic import ValidationError
 
-from cdc.config.deliveries import DebeziumSettings, DeliverySettings, EventEncoding, EventFormat, SchemaRegistryAccess
+from cdc.config.deliveries import DeliverySettings, EventEncoding, EventFormat, SchemaRegistryAccess
 from cdc.config.secret import Secret
 from cdc.delivery.formats import new_format
 from cdc.delivery.formats.contract import Format, LogicalMessages
 from cdc.errors import DestinationDenied, DestinationNotTrusted, DestinationUnavailable, EventSchemaRejected, Reaction
-from tests.delivery.formats.changes import ID, NAMES, TOPIC, changes_of, column, log_row, log_rows, schema_with
+from tests.delivery.formats.changes import (
+    ID,
+    NAMES,
+    TOPIC,
+    changes_of,
+    column,
+    debezium_options,
+    log_row,
+    log_rows,
+    schema_with,
+)
 from tests.delivery.formats.proto_text import parsed_proto
 from tests.fixtures.schema_registry import RegistryState, running_registry
 
@@ -41,7 +51,7 @@ def _format(url: str, name: str = "debezium", encoding: EventEncoding = EventEnc
         format=EventFormat(name),
         encoding=encoding,
         schema_registry=SchemaRegistryAccess.model_validate({"url": url, "timeout": "5s", **access}),
-        debezium=DebeziumSettings(schemas=True),
+        **debezium_options(name, schemas=True),
     )
     return new_format(settings, NAMES)
 
