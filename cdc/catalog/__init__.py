@@ -128,6 +128,11 @@ class Pipelines:
             row = session.get(PipelineRow, name)
             return None if row is None else _pipeline(row)
 
+    def forget(self, name: str) -> None:
+        """Delete the pipeline with that name; what its processes reported stays."""
+        with self._database.writing() as session:
+            session.execute(delete(PipelineRow).where(PipelineRow.name == name))
+
     def ls(self) -> list[Pipeline]:
         """Return all pipelines, sorted by name."""
         with self._database.reading() as session:

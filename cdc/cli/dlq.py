@@ -52,10 +52,11 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
     from cdc.catalog import Catalog
     from cdc.catalog.dead_letter_requests import to_json
     from cdc.config import load_definition
+    from cdc.service.defined_pipeline import DefinedPipeline
 
     definition = load_definition(config)
     with Catalog.open(definition.catalog.url, migrate=False) as catalog:
-        letters = catalog.dead_letters.ls(definition.name)
+        letters = DefinedPipeline.of(definition).dead_letters(catalog)
     summary = "1 key is parked" if len(letters) == 1 else f"{len(letters):,} keys are parked"
     if json:
         emit("dlq ls", json=True, summary=summary, result={"letters": [to_json(letter) for letter in letters]})
@@ -138,10 +139,11 @@ def _send_request(
     from cdc.catalog import Catalog
     from cdc.catalog.dead_letter_requests import DeadLetterRequest, await_outcomes, find_dead_letters, request_action
     from cdc.config import load_definition
+    from cdc.service.defined_pipeline import DefinedPipeline
 
     definition = load_definition(config)
     with Catalog.open(definition.catalog.url) as catalog:
-        known = catalog.dead_letters.ls(definition.name)
+        known = DefinedPipeline.of(definition).dead_letters(catalog)
         letters = known if names is None else find_dead_letters(catalog, definition.name, names)
         posted = request_action(catalog, definition.name, letters, DeadLetterRequest(verb, getuser(), reason))
         outcomes = await_outcomes(catalog, posted)

@@ -81,10 +81,12 @@ def _print_status(
 ) -> PipelineStatus:
     from datetime import UTC, datetime
 
+    from cdc.service.defined_pipeline import DefinedPipeline
     from cdc.service.status import RUNNING, pipeline_status, with_source
 
     log, source = seen
-    reported = pipeline_status(catalog, definition.name, datetime.now(UTC), log, file=str(file))
+    defined = DefinedPipeline.of(definition, str(file))
+    reported = pipeline_status(catalog, definition.name, datetime.now(UTC), log, defined=defined)
     found = with_source(reported, source, definition.source.heartbeat or 0.0, file=str(file))
     summary = f"{definition.name} is {found.state}"
     if json:

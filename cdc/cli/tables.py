@@ -43,13 +43,16 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
 
     from cdc.catalog import Catalog
     from cdc.config import load_definition
+    from cdc.service.defined_pipeline import DefinedPipeline
     from cdc.service.log_contents import tables_by_topic
     from cdc.service.status import pipeline_status
     from cdc.service.table_status import table_lines
 
     definition = load_definition(config)
     with Catalog.open(definition.catalog.url, migrate=False) as catalog:
-        status = pipeline_status(catalog, definition.name, datetime.now(UTC))
+        status = pipeline_status(
+            catalog, definition.name, datetime.now(UTC), defined=DefinedPipeline.of(definition, str(config))
+        )
     tables = table_lines(status.tables, tables_by_topic(definition.log.root))
     summary = f"{len(tables)} tables"
     if json:

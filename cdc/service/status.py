@@ -47,6 +47,7 @@ from cdc.snapshot.backfill_status import BackfillStatus, list_backfills
 
 if TYPE_CHECKING:
     from cdc.catalog import Catalog
+    from cdc.service.defined_pipeline import DefinedPipeline
 
 RUNNING: Final = "running"
 """Pipeline state in which reader and apply report, and there are no problems."""
@@ -160,17 +161,19 @@ class PipelineStatus:
 
 
 def pipeline_status(
-    catalog: Catalog, name: str, now: datetime, log: LogStatus | None = None, *, file: str | None = None
+    catalog: Catalog, name: str, now: datetime, log: LogStatus | None = None, *, defined: DefinedPipeline | None = None
 ) -> PipelineStatus:
     """Return the status of one pipeline. Raises CatalogUnavailable.
 
-    `log` is the last status of the pipeline's log. Commands in remedies name `file` as the definition file.
+    `log` is the last status of the pipeline's log. `defined` is the definition of the pipeline: the status has nothing
+    of what was removed from it. Without it, the status has everything that was ever reported.
     """
     reports = {report.process: report for report in catalog.processes.ls(name)}
-    processes = tuple(
+    known = tuple(
         _process(p, reports.get(p), now) for p in [*REQUIRED_PROCESSES, *sorted(set(reports) - set(REQUIRED_PROCESSES))]
     )
-    silence = {p.process: p.age_seconds if p.state in NOT_REPORTING and p.age_seconds else 0.0 for p in processes}
+    processes = tuple(one for one in known if defined is None or defined.has_process(one.process))
+    silence = {p.process: p.age_seconds if p.state in NOT_REPORTING and p.age_seconds else 0.0 for p in known}
     reported = {process: ReportedMetrics(report.figures) for process, report in reports.items()}
     source = _source(reported.get("reader", ReportedMetrics(())), silence["reader"])
     durable = reported.get("reader", ReportedMetrics(())).get(LOG_POSITION)
@@ -180,17 +183,25 @@ def pipeline_status(
         if (sent := delivered.get(DELIVERY_EVENTS, progress.sink)) is None
         else replace(_sink(progress, delivered, durable, silence["deliver"]), rows=sent, process="deliver")
         for progress in catalog.sinks.ls(name)
+        if defined is None or progress.sink in defined.sinks
     )
     backfills = tuple(list_backfills(catalog, name))
-    tables = table_statuses(catalog.tables.ls(name), backfills)
+    tables = table_statuses(
+        [one for one in catalog.tables.ls(name) if defined is None or defined.has_table(one.sink, one.topic)], backfills
+    )
     log = None if log is None else _log(log, source, applied)
     log_problems = () if log is None else log.problems
     dropped = {(table.sink, table.topic) for table in tables if table.state == DROPPED}
-    verified = tuple(v for v in verified_statuses(catalog.verified.ls(name)) if (v.sink, v.topic) not in dropped)
+    verified = tuple(
+        one
+        for one in verified_statuses(catalog.verified.ls(name))
+        if (one.sink, one.topic) not in dropped and (defined is None or defined.has_table(one.sink, one.topic))
+    )
     has_server = any(p.process == "server" and p.state not in NOT_REPORTING for p in processes)
     verification = verification_status(catalog.verification.get(name), verified, has_server=has_server)
     of_tables = (*_table_problems(tables), *mismatch_problems(verified), *verification_problems(verification))
     found = (*_process_problems(processes), *log_problems, *_sink_problems(sinks), *of_tables)
+    file = None if defined is None else defined.file
     problems = tuple(replace(problem, remedy=complete_remedy(problem.remedy, file=file)) for problem in found)
     return PipelineStatus(
         name=name,

@@ -20,6 +20,7 @@ from cdc.metrics import (
     Metrics,
 )
 from cdc.position import Position
+from cdc.service.defined_pipeline import DefinedPipeline
 from cdc.service.log_status_records import Compaction, LogState, LogStatus
 from cdc.service.machine_load import MachineLoad
 from cdc.service.page.document import PageContext, render
@@ -28,6 +29,8 @@ from cdc.service.problem import Problem
 from cdc.service.slot_risk import SourceObservation
 from cdc.service.status import pipeline_status, with_delays, with_source
 from tests.service.pipeline import LOG_END, NAME, fill, new_catalog
+
+DEFINED = DefinedPipeline(NAME, frozenset({"lake", "find"}), frozenset(), runs_deliveries=False, file="shop.yaml")
 
 
 @pytest.fixture
@@ -131,14 +134,14 @@ def test_a_failed_table_degrades_the_pipeline_and_names_the_way_out(catalog: Cat
 def test_the_next_command_names_sink_table_and_definition(catalog: Catalog, told: str, command: str) -> None:
     fill(catalog)
     catalog.tables.record(NAME, [TableProgress("lake", "shop.orders", "failed", told, 7, 1, 3)])
-    (problem,) = pipeline_status(catalog, NAME, later(0), file="shop.yaml").problems
+    (problem,) = pipeline_status(catalog, NAME, later(0), defined=DEFINED).problems
     assert f"'{command} -c shop.yaml'" in problem.remedy
 
 
 def test_a_table_that_is_not_exact_at_the_source_is_to_be_copied_again(catalog: Catalog) -> None:
     fill(catalog)
     catalog.tables.record(NAME, [TableProgress("", "shop.orders", "needs_resync", "a type changed", 7, None, 3)])
-    (problem,) = pipeline_status(catalog, NAME, later(0), file="shop.yaml").problems
+    (problem,) = pipeline_status(catalog, NAME, later(0), defined=DEFINED).problems
     assert problem.remedy == "copy the table again: 'cdc tables resync shop.orders -c shop.yaml'"
 
 

@@ -20,6 +20,7 @@ from cdc.catalog.dead_letter_requests import (
     to_json,
 )
 from cdc.service.api.route_context import ACCEPTED, Actor, Context, EmptyBody, RequestBody, RouteContext, Text
+from cdc.service.defined_pipeline import DefinedPipeline
 
 LetterPath = Annotated[str, Path(description="Id of the dead letter.", min_length=1, max_length=40)]
 
@@ -73,7 +74,7 @@ routes = APIRouter(prefix="/pipelines/{pipeline}", tags=["dead letters"])
 @routes.get("/dlq")
 def letters(context: Context) -> list[DeadLetterLine]:
     """Return every dead letter of the pipeline, oldest change first (`cdc dlq ls`)."""
-    return [_to_line(letter) for letter in context.catalog.dead_letters.ls(context.name)]
+    return [_to_line(letter) for letter in _dead_letters(context)]
 
 
 @routes.get("/dlq/{letter}")
@@ -85,7 +86,7 @@ def letter_of(context: Context, letter: LetterPath) -> DeadLetterLine:
 @routes.post("/dlq/retry", status_code=ACCEPTED)
 def retry(context: Context, body: RetryBody, actor: Actor) -> RequestedDeadLetters:
     """Ask the apply process to merge the rows of dead letters again (`cdc dlq retry`)."""
-    known = context.catalog.dead_letters.ls(context.name)
+    known = _dead_letters(context)
     wanted = known if body.ids is None else find_dead_letters(context.catalog, context.name, body.ids)
     return _post_request(context, wanted, DeadLetterRequest(DeadLetterAction.RETRY, actor))
 
@@ -108,6 +109,10 @@ def discard(context: Context, letter: LetterPath, body: DiscardBody, actor: Acto
     """
     wanted = DeadLetterRequest(DeadLetterAction.DISCARD, actor, body.reason)
     return _post_request(context, find_dead_letters(context.catalog, context.name, [letter]), wanted)
+
+
+def _dead_letters(context: RouteContext) -> list[DeadLetter]:
+    return DefinedPipeline.of(context.definition).dead_letters(context.catalog)
 
 
 def _post_request(context: RouteContext, letters: list[DeadLetter], request: DeadLetterRequest) -> RequestedDeadLetters:

@@ -18,6 +18,7 @@ from cdc.errors import PortTaken
 from cdc.failpoint import hit
 from cdc.service.api.app import create_app
 from cdc.service.api.request_limits import RequestLimits, limited
+from cdc.service.defined_pipeline import forget_renamed
 
 PORTS_TO_TRY: Final = 20
 """Number of ports that are tried after the configured port, if that port is in use."""
@@ -40,6 +41,7 @@ def main(definition: Definition, file: Path, *, strict_port: bool = False) -> in
     listener = bind(service.host, service.port, neighbours=0 if strict_port else PORTS_TO_TRY)
     with Catalog.open(definition.catalog.url) as catalog, listener:
         catalog.pipelines.put(definition.name, definition.model_dump_json(exclude_none=True))
+        forget_renamed(catalog, definition)
         app = create_app(catalog, definition, definition.log.path, file=file)
         port = listener.getsockname()[1]
         if service.port not in {0, port}:

@@ -74,7 +74,7 @@ def readyz(sampler: Sampler) -> JSONResponse:
 def metrics(sampler: Sampler) -> Response:
     """Return the metrics of all processes of the pipeline in the text format of Prometheus."""
     status = sampler.full_status()
-    reports = sampler.catalog.processes.ls(sampler.name)
+    reports = [one for one in sampler.catalog.processes.ls(sampler.name) if sampler.defined.has_process(one.process)]
     figures = reported_values(status, reports)
     return Response(prometheus_text(status, figures), media_type="text/plain; version=0.0.4; charset=utf-8")
 

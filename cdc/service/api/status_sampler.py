@@ -28,6 +28,7 @@ from cdc.errors import CdcError
 from cdc.metrics import SLOT_RETAINED
 from cdc.position import Position
 from cdc.service.api.access import may_change
+from cdc.service.defined_pipeline import DefinedPipeline
 from cdc.service.log_sampler import LogSampler, utc_now
 from cdc.service.machine_load import LoadMeter, MachineLoad
 from cdc.service.page.document import PageContext, page, render
@@ -143,6 +144,8 @@ class StatusSampler:
         """Number of open event streams."""
         self._clock = clock
         self._file = None if file is None else str(file)
+        self.defined = DefinedPipeline.of(definition, self._file)
+        """What the definition has: the status shows nothing of what was removed from it."""
         definition_name = "FILE" if file is None else shlex.quote(str(file))
         self.log = LogSampler(definition.log.root, definition_name, clock)
         """Sampler of the log; it reads the log only while clients request the status."""
@@ -185,7 +188,7 @@ class StatusSampler:
             self.source.refresh()
             report = ProcessReport(self.name, "server", os.getpid(), "running", figures=self._source_metrics())
             self.catalog.processes.report(report)
-            reported = pipeline_status(self.catalog, self.name, self._clock(), self.log.current, file=self._file)
+            reported = pipeline_status(self.catalog, self.name, self._clock(), self.log.current, defined=self.defined)
         except CdcError as error:
             log.warning(
                 "the server cannot use the catalog, so page and status show no newer values until the catalog answers",
@@ -218,14 +221,14 @@ class StatusSampler:
 
         Raises CatalogUnavailable.
         """
-        return pipeline_status(self.catalog, self.name, self._clock(), file=self._file)
+        return pipeline_status(self.catalog, self.name, self._clock(), defined=self.defined)
 
     def full_status(self) -> PipelineStatus:
         """Return the present status from the catalog, with the last samples of log and source.
 
         Raises CatalogUnavailable.
         """
-        reported = pipeline_status(self.catalog, self.name, self._clock(), self.log.refresh(), file=self._file)
+        reported = pipeline_status(self.catalog, self.name, self._clock(), self.log.refresh(), defined=self.defined)
         self.source.refresh()
         return self._add_measurements(reported)
 
