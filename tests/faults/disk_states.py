@@ -127,6 +127,13 @@ class Disk:
         self._open[call.handle] = file, at + len(call.content)
         return True
 
+    def _written_at(self, call: Call) -> bool:
+        file, _ = self._open[call.handle]
+        at = int(call.flags.rpartition(", ")[2])
+        file.content[at : at + len(call.content)] = call.content
+        file.written_at = call.at
+        return True
+
     def _sought(self, call: Call) -> bool:
         if call.handle in self._open:
             self._open[call.handle] = self._open[call.handle][0], call.number
@@ -170,7 +177,8 @@ class Disk:
 
 
 _EFFECTS: Final = {
-    "openat": Disk._opened, "write": Disk._written, "lseek": Disk._sought, "ftruncate": Disk._cut,
+    "openat": Disk._opened, "write": Disk._written, "pwrite64": Disk._written_at,
+    "lseek": Disk._sought, "ftruncate": Disk._cut,
     "fsync": Disk._synced, "fdatasync": Disk._synced,
     "rename": Disk._renamed, "renameat": Disk._renamed, "renameat2": Disk._renamed,
     "link": Disk._linked, "linkat": Disk._linked, "unlink": Disk._gone, "unlinkat": Disk._gone, "rmdir": Disk._gone,
