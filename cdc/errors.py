@@ -62,6 +62,7 @@
     │   ├── DeadLetterLimitExceeded quarantine: more rows of a table fail than may be set aside
     │   ├── HistoryTrimmed          quarantine: the log lost single changes that a target still needs
     │   ├── TargetUnusable          quarantine: the path of a target contains something else, or nothing
+    │   │   └── TargetDamaged       quarantine: the Delta log or a file of a target is damaged or missing
     │   ├── CutUnavailable          no published cut exists for the requested time or table
     │   ├── TargetRulesChanged      quarantine: a target was written under other rules than the definition has
     │   ├── HiddenColumnRenamed     quarantine: a column or table with hidden values got a name that a rule shows
@@ -796,6 +797,13 @@ class TargetUnusable(SinkError):
         "if the target's files are gone, restore them and start again; otherwise move the files at the path to another "
         "directory; without a backup, or after the move, rebuild the table: 'cdc replay SINK --tables TABLE'"
     )
+
+
+class TargetDamaged(TargetUnusable):
+    """Files of a target are damaged or missing: its Delta log, or a file that the log names; other tables continue."""
+
+    code = "CDC-3042"
+    remedy = "rebuild the table: 'cdc replay SINK --tables TABLE'; or restore its files and restart the apply process"
 
 
 class DeltaJarMissing(SinkError):

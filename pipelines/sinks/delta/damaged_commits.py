@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import structlog
 
-from cdc.errors import TargetUnusable
+from cdc.errors import TargetDamaged
 from cdc.log.delta_actions import Action, decode_commit
 from cdc.log.delta_checkpoint import HINT
 from cdc.log.disk_format import commit_file
@@ -39,7 +39,6 @@ _ADDED: Final = ("numTargetFilesAdded", "numAddedFiles", "numFiles")
 _REMOVED: Final = ("numTargetFilesRemoved", "numRemovedFiles")
 _SYNCED_TOGETHER: Final = 3
 """Greatest number of commits that a driver makes in the tables next to its targets before it syncs them."""
-_REBUILD: Final = "rebuild the table: 'cdc replay SINK --tables TABLE'"
 
 log = structlog.get_logger("apply")
 
@@ -48,7 +47,7 @@ def remove_damaged_commits(uri: str, published: int) -> None:
     """Remove the damaged newest commits and checkpoints of the table at `uri`, if it is on a disk.
 
     published: version of the last published cut; -1 if there is none. Only the driver that fills the table may call
-    this function, and only before it opens the table. Raises TargetUnusable if an earlier commit is damaged.
+    this function, and only before it opens the table. Raises TargetDamaged if an earlier commit is damaged.
     """
     folder = Path(uri) / LOG
     if "://" in uri or not folder.is_dir():
@@ -61,9 +60,7 @@ def remove_damaged_commits(uri: str, published: int) -> None:
     checkpoints = {int(match[1]) for name in names if name not in gone and (match := _CHECKPOINT.match(name))}
     damaged = _first_damaged(Path(uri), versions, max(checkpoints, default=-1), published)
     if damaged is not None and damaged <= published and damaged != versions[-1]:
-        raise TargetUnusable(
-            f"target {uri!r} is damaged: commit {damaged} of its Delta log is empty or missing", remedy=_REBUILD
-        )
+        raise TargetDamaged(f"commit {damaged} in the Delta log of target {uri!r} is empty or missing")
     later = [version for version in versions if damaged is not None and version >= damaged]
     if later or gone:
         log.warning(

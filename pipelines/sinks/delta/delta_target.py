@@ -24,15 +24,17 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.schema import Schema
 from deltalake.transaction import AddAction
 
-from cdc.errors import SchemaNotApplicable, SinkUnavailable
+from cdc.errors import SchemaNotApplicable, SinkUnavailable, TargetDamaged
 from cdc.failpoint import hit
+from cdc.log.delta_actions import commit_info
 from cdc.stores.path_ownership import LOG_ID, check_free, check_owner, foreign_table_error
 from cdc.table import TableSchema
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, column_name
 from pipelines.sinks.contract import TableBatch
+from pipelines.sinks.delta.damage_errors import reading
 from pipelines.sinks.delta.damaged_commits import TXN_NAMED
 from pipelines.sinks.delta.delta_log_cleanup import CHECKPOINT_EVERY, is_newest
-from pipelines.sinks.delta.indexed.delta_log import commit_path
+from pipelines.sinks.delta.indexed.delta_log import LiveFiles, LogNotReadable, commit_path
 from pipelines.sinks.delta.indexed.table_storage import storage_of
 from pipelines.sinks.delta.schema_evolution import (
     ColumnChange,
@@ -51,7 +53,6 @@ from pipelines.sinks.delta.target_layout import (
     described_columns,
 )
 from pipelines.sinks.delta.target_part import RELATION, RowReader, SharedPart, TargetPart, WholeTarget
-from pipelines.sinks.delta.unsupported_feature_errors import opening
 
 APP_ID: Final = "cdc.app_id"
 
@@ -145,9 +146,9 @@ class DeltaTarget:
     def open(cls, uri: str) -> Self | None:
         """Open the target at uri; return None if uri has no Delta table.
 
-        Raises TargetUnusable for a Delta table that cannot be opened.
+        Raises TargetDamaged if its Delta log cannot be read, TargetUnusable if it has unsupported features.
         """
-        with opening(uri):
+        with reading(uri):
             return cls(uri, DeltaTable(uri)) if DeltaTable.is_deltatable(uri) else None
 
     @classmethod
@@ -261,7 +262,7 @@ class DeltaTarget:
         """Read the newest version, which may come from other clients; raises TargetUnusable as `open` does."""
         known = self.version
         self.check_directory()
-        with opening(self.uri):
+        with reading(self.uri):
             if self._table is not None and self._table.version() - self._opened_at >= REOPEN_AFTER:
                 self.reopen()
             elif not is_newest(self.uri, known):
@@ -288,6 +289,23 @@ class DeltaTarget:
         """
         if storage_of(self.uri).is_gone(commit_path(version)):
             raise _replaced(self.uri, f"commit {version} is missing")
+
+    def skip_to(self, version: int) -> None:
+        """Make a later version with the same rows and positions, so that the versions in between never exist.
+
+        Does nothing if the target has this version already. Raises TargetDamaged if its Delta log has a form that a
+        checkpoint of cdc cannot contain.
+        """
+        if self.version >= version:
+            return
+        info = commit_info("SKIP VERSIONS", engineInfo="cdc", **{APP_ID: self.identity})
+        try:
+            LiveFiles.read(storage_of(self.uri), with_vectors=False).skip_to(version, [info])
+        except LogNotReadable as exc:
+            raise TargetDamaged(
+                f"the versions of target {self.uri!r} up to {version} cannot be skipped: {exc}"
+            ) from exc
+        self.reopen()
 
     def reopen(self) -> DeltaTable:
         """Open the newest version of the table again, so that the commits read earlier leave the memory."""

@@ -15,7 +15,7 @@ import pyarrow as pa
 import structlog
 from deltalake.exceptions import CommitFailedError
 
-from cdc.errors import LogError, SinkUnavailable, TargetUnusable
+from cdc.errors import LogError, SinkUnavailable, TargetDamaged
 from cdc.log.delta_actions import txn_action
 from pipelines.sinks.delta.delta_log_cleanup import CHECKPOINT_EVERY
 from pipelines.sinks.delta.delta_target import DeltaTarget, TxnMarker
@@ -175,14 +175,11 @@ class IndexedTargets:
 
 @contextmanager
 def _translated_errors(uri: str) -> Iterator[None]:
-    """Translate file errors of the block: to TargetUnusable if the target is damaged, otherwise to SinkUnavailable."""
+    """Translate file errors of the block: to TargetDamaged or SinkUnavailable."""
     try:
         yield
     except (DamagedVector, FileNotFoundError, pa.ArrowInvalid) as exc:
-        raise TargetUnusable(
-            f"target {uri!r} is damaged: {exc}",
-            remedy="restore the file, or rebuild the table: 'cdc replay SINK --tables TABLE'",
-        ) from exc
+        raise TargetDamaged(f"files of target {uri!r} are damaged or missing: {exc}") from exc
     except (DirectoryReplaced, OSError, LogError) as exc:
         raise SinkUnavailable(f"target {uri!r} cannot be read or written: {exc}") from exc
 

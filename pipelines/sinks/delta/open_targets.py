@@ -19,6 +19,7 @@ from cdc.errors import TargetRulesChanged, TargetUnusable
 from cdc.stores.hidden_columns import check_hidden, newly_hidden
 from cdc.table import TableSchema
 from pipelines.sinks.contract import TableBatch
+from pipelines.sinks.delta.damage_errors import reading
 from pipelines.sinks.delta.damaged_commits import remove_damaged_commits
 from pipelines.sinks.delta.delta_target import ERASED, DeltaTarget
 from pipelines.sinks.delta.published_cuts_table import LastPublished
@@ -36,7 +37,6 @@ from pipelines.sinks.delta.target_columns import (
     check_history_mode,
 )
 from pipelines.sinks.delta.target_layout import NewTarget, TargetLayout
-from pipelines.sinks.delta.unsupported_feature_errors import translate_refusals
 from pipelines.sinks.delta.writers import Writers
 
 
@@ -74,8 +74,11 @@ class OpenTargets:
 
     @contextmanager
     def writing(self, schema: TableSchema) -> Iterator[None]:
-        """Lock the target as `lock` does; raises TargetUnusable if delta-rs or Spark refuses its table features."""
-        with self.lock(schema), translate_refusals(self._settings.uri_of(schema)):
+        """Lock the target as `lock` does; raises TargetUnusable if delta-rs or Spark refuses its table features.
+
+        Raises TargetDamaged if files of the target are damaged or missing.
+        """
+        with self.lock(schema), reading(self._settings.uri_of(schema)):
             yield
 
     def open_for(self, batch: TableBatch) -> DeltaTarget:

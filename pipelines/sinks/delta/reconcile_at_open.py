@@ -12,7 +12,6 @@ from dataclasses import replace
 import structlog
 
 from cdc.errors import TargetRulesChanged, TargetUnusable, complete_remedy
-from cdc.log.delta_actions import commit_info
 from cdc.position import Position
 from cdc.stores.path_ownership import LOG_ID
 from cdc.stores.published_record import Published, TableRecord, TargetState
@@ -21,13 +20,10 @@ from cdc.table import TableSchema, TableState
 from cdc.target_names import parked_uri
 from pipelines.sinks.contract import SchemasAt
 from pipelines.sinks.delta.dead_letters import DeadLetterTable
-from pipelines.sinks.delta.delta_target import APP_ID, DeltaTarget
+from pipelines.sinks.delta.delta_target import DeltaTarget
 from pipelines.sinks.delta.erase_earlier_versions import erase_earlier, is_marked
-from pipelines.sinks.delta.indexed.delta_log import LiveFiles, LogNotReadable
-from pipelines.sinks.delta.indexed.table_storage import storage_of
 from pipelines.sinks.delta.open_targets import OpenTargets
 from pipelines.sinks.delta.published_cuts_table import PublishedTable
-from pipelines.sinks.delta.unsupported_feature_errors import MOVE_AND_REBUILD
 from pipelines.sinks.record_after_batch import failure_reason, with_progress_state
 
 log = structlog.get_logger("apply")
@@ -75,7 +71,9 @@ def go_back(published: PublishedTable, record: Published, schemas_at: SchemasAt)
     tables = dict(back.tables)
     for uri, version in {table.target: table.version for table in older.values()}.items():
         try:
-            _skip_to(uri, version)
+            target = DeltaTarget.open(uri)
+            if target is not None and version is not None:
+                target.skip_to(version)
         except TargetUnusable as exc:
             failed = {r: _failed(table, exc) for r, table in tables.items() if table.target == uri}
             tables |= failed
@@ -115,22 +113,6 @@ def _at_target(record: TableRecord, target: DeltaTarget, cut: Published, schemas
         state=record.state if record.state == TargetState.FAILED else state.value,
         schema=record.schema if schema is None else schema.to_json().decode(),
     )
-
-
-def _skip_to(uri: str, version: int | None) -> None:
-    """Make a later version of a target, with the rows that it has, unless it has this version already."""
-    storage = storage_of(uri)
-    target = DeltaTarget.open(uri)
-    if target is None or version is None or target.version >= version:
-        return
-    try:
-        info = commit_info("SKIP VERSIONS", engineInfo="cdc", **{APP_ID: target.identity})
-        LiveFiles.read(storage, with_vectors=False).skip_to(version, [info])
-    except LogNotReadable as exc:
-        raise TargetUnusable(
-            f"target {uri!r} is older than its published version {version - 1}, and cannot skip to a later one: {exc}",
-            remedy=MOVE_AND_REBUILD,
-        ) from exc
 
 
 def parked_upto(record: TableRecord, *, keeps_history: bool) -> int:

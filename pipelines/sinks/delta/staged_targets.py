@@ -12,6 +12,7 @@ import json
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
@@ -22,7 +23,7 @@ from deltalake import CommitProperties, DeltaTable, TableFeatures, Transaction
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction
 
-from cdc.errors import SchemaNotApplicable, SinkFenced
+from cdc.errors import SchemaNotApplicable, SinkFenced, TargetDamaged
 from cdc.failpoint import hit
 from cdc.stores.current_rows import MODE
 from cdc.stores.path_ownership import STAGED
@@ -30,7 +31,8 @@ from cdc.stores.published_record import Published, TableRecord
 from cdc.stores.target_rule_changes import TRANSFORM, TargetRules
 from cdc.table import TableSchema
 from cdc.target_names import parked_uri
-from pipelines.sinks.delta.commit_sync import sync_commits
+from pipelines.sinks.delta.commit_sync import LOG, sync_commits
+from pipelines.sinks.delta.damaged_commits import remove_damaged_commits
 from pipelines.sinks.delta.dead_letters import DeadLetterTable
 from pipelines.sinks.delta.delta_target import COLUMNS, ERASED, ROWS, DeltaTarget
 from pipelines.sinks.delta.erase_earlier_versions import erase_earlier, is_marked, mark_to_erase
@@ -134,7 +136,7 @@ class StagedDelta:
         found = set[int]()
         for record in records:
             schema = TableSchema.from_json(record.schema or "")
-            target = DeltaTarget.open(self._settings.uri_of(schema))
+            target = _readable(self._settings.uri_of(schema))
             if target is None:
                 continue
             target.check_log(self._published.log_id)
@@ -152,7 +154,7 @@ class StagedDelta:
         uri = self._settings.uri_of(schema)
         staged = DeltaTarget(records[0].target, DeltaTable(records[0].target))
         layout = replace(staged.layout, has_vectors=self._settings.has_vectors(schema.topic))
-        target = DeltaTarget.open(uri) or DeltaTarget.create(uri, log_id, NewTarget(schema, staged.columns, layout))
+        target = self._opened_old(uri, log_id, NewTarget(schema, staged.columns, layout))
         target.check_log(log_id)
         _check_replaceable(target, staged)
         if staged.is_shared:  # a table whose rebuild failed may have some rows
@@ -167,6 +169,25 @@ class StagedDelta:
             for record in records
         }
 
+    def _opened_old(self, uri: str, log_id: str, new: NewTarget) -> DeltaTarget:
+        """Open the target at uri, or create an empty one: instead of one that is damaged, or if there is none.
+
+        A created target may have values that the rules hide in files of the damaged one, so it is marked for erasing.
+        Kept cuts and views name versions that a restored or created target does not have; it skips them.
+        """
+        published = self._published_version(uri)
+        with suppress(TargetDamaged):
+            remove_damaged_commits(uri, published)
+        target = _readable(uri)
+        if target is None:
+            remove(f"{uri}/{LOG}")
+            target = DeltaTarget.create(uri, log_id, new, over_files=published >= 0)
+            if published >= 0:
+                mark_to_erase(target)
+        if target.version < published:
+            target.skip_to(published + 1)
+        return target
+
     def _published_version(self, uri: str) -> int:
         """Return the version of a target in the published record of the sink; -1 if the record does not name it."""
         record = self._published.record()
@@ -177,6 +198,14 @@ class StagedDelta:
             remove(f"{record.target}/_delta_log")
         remove(f"{self._records}/{self._name}")
         remove(parked_uri(f"{self._records}/{self._name}"))
+
+
+def _readable(uri: str) -> DeltaTarget | None:
+    """Return the target at uri; None if there is none, or if its Delta log is damaged."""
+    try:
+        return DeltaTarget.open(uri)
+    except TargetDamaged:
+        return None
 
 
 def by_target(records: Iterable[TableRecord]) -> list[list[TableRecord]]:
@@ -200,7 +229,7 @@ def _entries(uri: str) -> list[pafs.FileInfo]:
 
 
 def _remove_staged(uri: str, name: str) -> None:
-    target = DeltaTarget.open(uri)
+    target = _readable(uri)
     files = () if target is None else target.table.file_uris()
     # the directory contains live files of the table if a replay was killed after its overwriting commit
     remove(f"{uri}/{name}/_delta_log" if any(f"/{name}/" in file for file in files) else f"{uri}/{name}")

@@ -20,11 +20,6 @@ from cdc.stores.unsupported_table_features import NAMED
 
 MOVE_AND_REBUILD: Final = "move the target to another directory, then run 'cdc replay SINK --tables TABLE'"
 BY_SPARK: Final = f"set writer to 'auto' or 'spark' and provide the Delta jars; or {MOVE_AND_REBUILD}"
-REBUILD: Final = "rebuild the table: 'cdc replay SINK --tables TABLE'"
-_DAMAGED: Final = re.compile(
-    r"contiguous|gap|No files in log segment|missing|invalid|malformed|json|parquet|EOF|no protocol", re.IGNORECASE
-)
-"""Words in the errors of delta-rs for a damaged Delta log."""
 _REFUSED: Final = re.compile(
     rf"{NAMED.pattern}"
     r"|that are unsupported by Delta Lake \"[^\"]*\": ([\w, -]+)"  # Spark
@@ -54,25 +49,6 @@ def translate_refusals(uri: str) -> Iterator[None]:
         if (error := _refusal(uri, str(exc))) is None:
             raise
         raise error from exc
-
-
-@contextmanager
-def opening(uri: str) -> Iterator[None]:
-    """Raise TargetUnusable if delta-rs cannot read the Delta log of the target at `uri` during the block.
-
-    The cause is that the log is damaged, or has features that delta-rs does not support. In an object store, other
-    errors than those of a damaged log are raised as they are, because another attempt may succeed.
-    """
-    try:
-        with translate_refusals(uri):
-            yield
-    except DeltaError as exc:
-        text = str(exc)
-        if "://" in uri and not _DAMAGED.search(text):
-            raise
-        raise TargetUnusable(
-            f"the Delta log of target {uri!r} cannot be read: {text.partition(chr(10))[0][:300]}", remedy=REBUILD
-        ) from exc
 
 
 def _refusal(uri: str, text: str) -> TargetUnusable | None:
