@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 import structlog
 import tantivy
 
+from cdc import atomic_file
 from cdc.config import DeadLetterSettings
 from cdc.errors import (
     SinkFenced,
@@ -292,6 +293,7 @@ class SearchSink:
         hit("search_before_commit")
         with index_access():
             writer.commit()
+        atomic_file.sync(self._path)  # tantivy syncs its files, but not the name of the new `meta.json`
         hit("search_after_commit")
         with index_access():
             self._open_index().reload()
