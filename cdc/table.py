@@ -266,7 +266,7 @@ class TableSchema:
         A column that is new, and whose attribute number is not proved, may be each column that disappeared, so it gets
         the names of all of them.
         """
-        if earlier is None:
+        if earlier is None or self._has_names_of(earlier):
             return self
         names = {*earlier.former_names, *self.former_names, *((column.id, column.name) for column in earlier.columns)}
         before, now = ({column.id for column in version.columns} for version in (earlier, self))
@@ -274,10 +274,16 @@ class TableSchema:
         names |= {(number, name) for number in unproved for other, name in names if other not in now}
         names -= {(column.id, column.name) for column in self.columns}
         topics = {*earlier.former_topics, *self.former_topics, earlier.topic} - {self.topic}
-        former_names, former_topics = tuple(sorted(names)), tuple(sorted(topics))
-        if (former_names, former_topics) == (self.former_names, self.former_topics):
-            return self
-        return replace(self, former_names=former_names, former_topics=former_topics)
+        return replace(self, former_names=tuple(sorted(names)), former_topics=tuple(sorted(topics)))
+
+    def _has_names_of(self, earlier: Self) -> bool:
+        """Return True if `following` adds nothing; a reader of a log asks for every version of every table."""
+        return (
+            (self.name, self.schema, len(self.columns)) == (earlier.name, earlier.schema, len(earlier.columns))
+            and all(a.id == b.id and a.name == b.name for a, b in zip(self.columns, earlier.columns, strict=True))
+            and set(earlier.former_names) <= set(self.former_names)
+            and set(earlier.former_topics) <= set(self.former_topics)
+        )
 
     def flagged(self, state: TableState, reason: str) -> Self:
         """Return a copy with another state and its reason."""
