@@ -21,6 +21,7 @@ from cdc.errors import (
     SourceError,
 )
 from cdc.postgres.connection import connect
+from cdc.postgres.ddl_messages import read_seal
 from cdc.postgres.publication import (
     COMPUTED_SENT,
     NOT_ALTERED,
@@ -309,6 +310,18 @@ def _slot(source: _Source) -> Iterator[PreflightProblem]:
         yield _problem(subject, f"is active: process {slot.active_pid} of the server streams from it", fatal=False)
 
 
+def _triggers(source: _Source) -> Iterator[PreflightProblem]:
+    """Yield a warning for event triggers whose messages the reader ignores."""
+    installed = source.conn.execute("SELECT FROM pg_event_trigger WHERE evtname = 'cdc_ddl_end'").fetchone()
+    if installed is not None and read_seal(source.conn) is None:
+        yield _problem(
+            "event trigger cdc_ddl_end",
+            "an earlier version of cdc installed it, and the reader ignores its messages, because every role can "
+            "write such ones: run 'cdc source install' again",
+            fatal=False,
+        )
+
+
 def _tables(source: _Source) -> Iterator[PreflightProblem]:
     if not source.tables:
         yield _problem("tables", f"no table matches {list(source.wants.patterns)!r}")
@@ -426,6 +439,6 @@ def _owned(source: _Source, table: TableName) -> bool:
 
 
 CHECKS: Final[tuple[Callable[[_Source], Iterator[PreflightProblem]], ...]] = (
-    _version, _settings, _session_settings, _role, _slot, _tables, _publication,
+    _version, _settings, _session_settings, _role, _slot, _triggers, _tables, _publication,
 )  # fmt: skip
 """All checks, in the order in which an operator would fix the problems."""

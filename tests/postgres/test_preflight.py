@@ -12,6 +12,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from cdc.lsn import Lsn
 from cdc.postgres.connection import connect
+from cdc.postgres.ddl_messages import trigger_script
 from cdc.postgres.embedded_server import EmbeddedPostgres
 from cdc.postgres.preflight import PreflightProblem, SourceRequirements, preflight
 from cdc.postgres.publication import PublicationControl
@@ -83,6 +84,14 @@ def test_a_slot_of_another_plugin_or_database_is_refused(either_database: str) -
     )
     run_sql(either_database, "SELECT pg_drop_replication_slot('physical_one')")
     assert subjects(physical) == {"slot physical_one"}
+
+
+def test_event_triggers_of_an_earlier_version_are_advice(database: str) -> None:
+    run_sql(database, "CREATE TABLE t (id int PRIMARY KEY)", trigger_script("install"))
+    assert preflight(database, WANTS) == []
+    run_sql(database, "COMMENT ON EVENT TRIGGER cdc_ddl_end IS NULL")
+    (problem,) = preflight(database, WANTS)
+    assert (problem.subject, problem.fatal) == ("event trigger cdc_ddl_end", False)
 
 
 def test_a_slot_in_use_is_advice(database: str) -> None:
