@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from cdc.config import load_definition
+from cdc.errors import ExitCode
 from cdc.postgres.embedded_server import EmbeddedPostgres
 from tests.fixtures.postgres import run_sql
 from tests.fixtures.waiting import until
@@ -83,11 +84,23 @@ def _server(tmp_path: Path) -> Iterator[EmbeddedPostgres]:
     with server:
         run_sql(server.dsn(), "CREATE DATABASE app")
         run_sql(server.dsn("app"), "CREATE TABLE orders (id int PRIMARY KEY, note text)")
-        run_sql(server.dsn("app"), "INSERT INTO orders SELECT n, 'note ' || n FROM generate_series(1, 3) n")
+        run_sql(
+            server.dsn("app"),
+            "INSERT INTO orders SELECT n, 'note ' || n FROM generate_series(1, 3) n",
+            "CREATE TABLE notes (text text)",
+            "INSERT INTO notes VALUES ('a')",
+            "CREATE ROLE owner",
+            "GRANT CREATE ON SCHEMA public TO owner",
+            "ALTER TABLE notes OWNER TO owner",
+        )
         (server.data_directory / "pg_hba.conf").write_text(HBA)
         server.stop()
         server.start()
         yield server
+
+
+WRITE = """sudo -u postgres psql -d app -v ON_ERROR_STOP=1 -c "UPDATE notes SET text = 'b'" """
+"""What an application does all the time, to a table without a key."""
 
 
 class Shell:
@@ -134,19 +147,45 @@ def done(ended: subprocess.CompletedProcess[str]) -> str:
     return ended.stdout
 
 
-@pytest.mark.slow
-def test_a_new_user_with_an_own_postgres_follows_the_guide_to_the_rows(
-    tmp_path: Path, server: EmbeddedPostgres
-) -> None:
-    settings, role, definition, start, look, undo = blocks("deploy/guides/own-postgres.md", "## Steps")
-    shell = Shell(tmp_path / "home", server)
+GUIDE = "deploy/guides/own-postgres.md"
+
+
+def follow_to_the_publication(shell: Shell, server: EmbeddedPostgres) -> None:
+    """The steps of the guide until the source can be captured; after each, applications can still write."""
+    settings, role, definition, statements, check, *_ = blocks(GUIDE, "## Steps")
     assert settings.endswith(RESTART)
     done(shell.run(settings.removesuffix(RESTART)))
     server.stop()
     server.start()
     done(shell.run(role))
     assert (shell.directory / "app.dsn").stat().st_mode & 0o077 == 0
-    assert "✓ the source can be captured" in done(shell.run(definition))
+    done(shell.run(WRITE))
+    missing = shell.run(definition)
+    assert missing.returncode == ExitCode.ENVIRONMENT
+    assert "public.notes: has no primary key: once the table is published" in missing.stdout
+    done(shell.run(WRITE))
+    done(shell.run(statements))
+    done(shell.run(WRITE))
+    assert "✓ the source can be captured" in done(shell.run(check))
+
+
+def test_the_guide_for_an_own_postgres_makes_no_write_of_an_application_fail(
+    tmp_path: Path, server: EmbeddedPostgres
+) -> None:
+    shell = Shell(tmp_path / "home", server)
+    follow_to_the_publication(shell, server)
+    create = '-c "SET ROLE owner" -c "CREATE TABLE later (id int PRIMARY KEY)"'
+    done(shell.run(f"sudo -u postgres psql -d app -v ON_ERROR_STOP=1 {create}"))
+    assert done(shell.run('psql "$(cat app.dsn)" -Atc "SELECT count(*) FROM later"')) == "0\n"
+
+
+@pytest.mark.slow
+def test_a_new_user_with_an_own_postgres_follows_the_guide_to_the_rows(
+    tmp_path: Path, server: EmbeddedPostgres
+) -> None:
+    *_, start, look, undo = blocks(GUIDE, "## Steps")
+    shell = Shell(tmp_path / "home", server)
+    follow_to_the_publication(shell, server)
     status, query = look.splitlines()
     with shell.running(start) as process:
         printed = (shell.directory / "run.out").read_text

@@ -91,6 +91,14 @@ It returns a virtual column if there is one.
 """
 
 
+_PUBLISHED: Final = """
+    SELECT DISTINCT coalesce(pg_partition_root(c.oid)::oid, c.oid) FROM pg_publication p
+    JOIN pg_publication_tables t ON t.pubname = p.pubname JOIN pg_namespace n ON n.nspname = t.schemaname
+    JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename WHERE p.pubupdate OR p.pubdelete
+"""
+"""Query for the tables of which some publication, ours or another, sends updates or deletes."""
+
+
 @dataclass(frozen=True, slots=True)
 class SourceRequirements:
     """The slot, publication and tables that a pipeline requires."""
@@ -151,6 +159,12 @@ class _Source:
     slot: SlotStatus | None
     tables: Sequence[tuple[int, TableName]]
     rights: dict[int, tuple[Any, ...]] = field(default_factory=dict)
+    published: frozenset[int] = frozenset()
+    """OIDs of the tables of which a publication sends updates or deletes."""
+
+    def when_writes_fail(self, oid: int) -> str:
+        """Return since when updates and deletes of a table without a usable replica identity fail, for messages."""
+        return "a publication has the table, so" if oid in self.published else "once the table is published,"
 
     @property
     def grantee(self) -> sql.Identifier:
@@ -191,7 +205,8 @@ def _read(dsn: str, conn: psycopg.Connection, wants: SourceRequirements) -> _Sou
     parameters = {"tables": [oid for oid, _ in tables], "publication": wants.publication}
     rights = {row[0]: row[1:] for row in conn.execute(_RIGHTS, parameters)}
     slot = slot_status(conn, wants.slot)
-    fields: list[Any] = [dsn, conn, wants, *settings, slot, tables, rights]
+    published = frozenset(oid for (oid,) in conn.execute(_PUBLISHED))
+    fields: list[Any] = [dsn, conn, wants, *settings, slot, tables, rights, published]
     return _Source(*fields)
 
 
@@ -326,13 +341,13 @@ def _tables(source: _Source) -> Iterator[PreflightProblem]:
     if not source.tables:
         yield _problem("tables", f"no table matches {list(source.wants.patterns)!r}")
     for oid, table in source.tables:
-        yield from _table(source, table, source.rights[oid])
+        yield from _table(source, oid, table)
     for unfit in uncapturable_tables(source.conn, source.wants.patterns, source.wants.exclude):
         yield _problem(str(unfit.name), f"{unfit.reason}; the table is not captured", unfit.sql, fatal=False)
 
 
-def _table(source: _Source, table: TableName, rights: tuple[Any, ...]) -> Iterator[PreflightProblem]:
-    usage, select, _owner, _owner_name, identity, identified, computed, kind, hidden = rights
+def _table(source: _Source, oid: int, table: TableName) -> Iterator[PreflightProblem]:
+    usage, select, _owner, _owner_name, identity, identified, computed, kind, hidden = source.rights[oid]
     name = sql.Identifier(*table)
     if not usage:
         grant = sql.SQL("GRANT USAGE ON SCHEMA {} TO {};").format(sql.Identifier(table.schema), source.grantee)
@@ -349,11 +364,11 @@ def _table(source: _Source, table: TableName, rights: tuple[Any, ...]) -> Iterat
         what = "REPLICA IDENTITY NOTHING" if identity == "n" else "no primary key"
         yield _problem(
             str(table),
-            f"has {what}: once the table is published, updates and deletes fail at the source",
+            f"has {what}: {source.when_writes_fail(oid)} updates and deletes fail at the source",
             sql.SQL("ALTER TABLE {} REPLICA IDENTITY FULL;").format(name),
         )
     if computed is not None:
-        yield _problem(str(table), *_computed(source, name, computed, kind))
+        yield _problem(str(table), *_computed(source, oid, name, (computed, kind)))
     if hidden:
         yield _problem(
             str(table),
@@ -363,15 +378,18 @@ def _table(source: _Source, table: TableName, rights: tuple[Any, ...]) -> Iterat
         )
 
 
-def _computed(source: _Source, table: sql.Identifier, column: str, kind: str) -> tuple[str, sql.Composed | None]:
-    """Return message and SQL for a generated column that is part of the replica identity but is not sent."""
+def _computed(
+    source: _Source, oid: int, table: sql.Identifier, generated: tuple[str, str]
+) -> tuple[str, sql.Composed | None]:
+    """Return message and SQL for a generated column, as name and kind, of the replica identity that is not sent."""
+    column, kind = generated
     what = f"has the generated column {column!r} in its replica identity, but the column is not sent: "
     if source.conn.info.server_version < COMPUTED_SENT:
         whole = sql.SQL("ALTER TABLE {} REPLICA IDENTITY FULL;").format(table)
         return f"{what}different rows could have the same key", whole
     if kind == _VIRTUAL:
         return f"{what}a virtual column is never sent, so choose an index without it as replica identity", None
-    what += "once the table is published, updates and deletes of the table fail at the source"
+    what += f"{source.when_writes_fail(oid)} updates and deletes of the table fail at the source"
     name = source.wants.publication
     if read_publication(source.conn, name) is not None:
         alter = "ALTER PUBLICATION {} SET (publish_generated_columns = stored);"

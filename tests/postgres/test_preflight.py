@@ -275,3 +275,20 @@ def test_a_role_that_does_not_see_statistics_is_told_what_it_misses(any_database
         assert (problem.fatal, "cdc_feedback_age_seconds" in problem.message) == (False, True)
         run_sql(any_database, problem.sql or "")  # type: ignore[arg-type]
         assert preflight(dsn, WANTS) == []
+
+
+@pytest.mark.parametrize("members", ["TABLE p", "ALL TABLES", "TABLES IN SCHEMA public", "TABLE p1"])
+def test_doctor_knows_whether_writes_of_a_table_without_a_key_fail_already(database: str, members: str) -> None:
+    run_sql(
+        database,
+        "CREATE TABLE p (id int) PARTITION BY LIST (id)",
+        "CREATE TABLE p1 PARTITION OF p FOR VALUES IN (1)",
+    )
+    wants = replace(WANTS, patterns=["public.p"])
+    before = [problem.message for problem in preflight(database, wants)]
+    assert before == ["has no primary key: once the table is published, updates and deletes fail at the source"]
+    run_sql(database, "CREATE PUBLICATION theirs FOR TABLE p WITH (publish = 'insert')")
+    assert [problem.message for problem in preflight(database, wants)] == before
+    run_sql(database, f"CREATE PUBLICATION other FOR {members}")  # type: ignore[arg-type]
+    (problem,) = preflight(database, wants)
+    assert problem.message.endswith(": a publication has the table, so updates and deletes fail at the source")
