@@ -74,14 +74,15 @@ class Catalog:
         self.verification = VerificationRecords(self.commands)
 
     @classmethod
-    def open(cls, url: str, *, migrate: bool = True) -> Self:
+    def open(cls, url: str, *, migrate: bool = True, created_within: float = 0.0) -> Self:
         """Open the catalog at an SQLAlchemy URL (sqlite or postgresql+psycopg), and migrate it to the newest revision.
 
-        If `migrate` is False, a database with an older revision raises CatalogUnavailable and stays unchanged.
+        If `migrate` is False, a database with an older revision raises CatalogUnavailable and stays unchanged. So does
+        an empty one, unless another process creates the catalog within `created_within` seconds.
         """
         database = Database(url)
         try:
-            revision.ensure(database, migrate=migrate)
+            revision.ensure(database, migrate=migrate, created_within=created_within)
         except BaseException:
             database.close()
             raise

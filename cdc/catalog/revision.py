@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 from importlib.resources import as_file, files
 from typing import Any, Final
 
@@ -35,10 +36,11 @@ def current(database: Database) -> str | None:
         return session.scalar(select(_VERSION.c.version_num))
 
 
-def ensure(database: Database, *, migrate: bool) -> None:
+def ensure(database: Database, *, migrate: bool, created_within: float = 0.0) -> None:
     """Create the catalog in an empty database, or migrate it to HEAD.
 
-    If `migrate` is False, raises CatalogUnavailable for a database with another revision. Raises CatalogUnusable if a
+    If `migrate` is False, raises CatalogUnavailable for a database with another revision, and for an empty one unless
+    another process creates the catalog within `created_within` seconds. Raises CatalogUnusable if a
     newer version of cdc created the catalog.
     """
     found = current(database)
@@ -46,11 +48,29 @@ def ensure(database: Database, *, migrate: bool) -> None:
         return
     _refuse_newer(database, found)
     if not migrate:
-        raise CatalogUnavailable(f"the catalog is at revision {found!r}: expected {HEAD!r}")
+        _await_creation(database, found, created_within)
+        return
     if found is None:
         _create(database)
     if current(database) != HEAD:
         up(database)
+
+
+def _await_creation(database: Database, found: str | None, created_within: float) -> None:
+    """Wait until another process has created the catalog; raise CatalogUnavailable if none does or it is outdated."""
+    if found is not None:
+        raise CatalogUnavailable(
+            f"the catalog is at revision {found!r}: expected {HEAD!r}",
+            remedy="run 'cdc migrate up'",
+        )
+    deadline = time.monotonic() + created_within
+    while current(database) != HEAD:
+        if time.monotonic() > deadline:
+            raise CatalogUnavailable(
+                "the catalog is empty: no process of the pipeline has created it yet",
+                remedy="start the pipeline with 'cdc run'; if it has just been started, run the command again",
+            )
+        time.sleep(0.1)
 
 
 def _create(database: Database) -> None:

@@ -27,6 +27,8 @@ LOG_ANSWERS = 15.0
 """Maximum seconds to wait for the log's storage; after that the status reports the log as unreadable."""
 SOURCE_ANSWERS = 5.0
 """Maximum seconds to wait for the source; after that the status reports that the source does not answer."""
+CATALOG_CREATED = 5.0
+"""Maximum seconds to wait for a catalog, which the reader creates at the very first start after its imports."""
 _CLEAR = "\x1b[H\x1b[2J"
 
 
@@ -58,7 +60,7 @@ def status(
 
     definition = load_definition(config)
     log, source = LogSampler(definition.log.root, str(config)), SourceSampler(definition)
-    with Catalog.open(definition.catalog.url, migrate=False) as catalog:
+    with Catalog.open(definition.catalog.url, migrate=False, created_within=CATALOG_CREATED) as catalog:
         source.refresh()  # the source answers this query while the log is read
         seen = log.wait(LOG_ANSWERS), source.wait_for_rate(SOURCE_ANSWERS)
         found = _print_status(catalog, definition, seen, file=config, json=json)

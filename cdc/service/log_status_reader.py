@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Final, TypeVar
 
-from cdc.errors import CdcError, ConfigError, LogCorrupt, LogTrimmed
+from cdc.errors import CdcError, ConfigError, LogCorrupt, LogTrimmed, LogUnwritable
 from cdc.log import consumers
-from cdc.log.bucket_files import Root
+from cdc.log.bucket_files import Root, as_root
 from cdc.log.compacted_table import CompactedState, Run, last_commit, read_compacted_state
 from cdc.log.consumers import Consumer
 from cdc.log.inspection import SegmentListing
@@ -30,6 +32,8 @@ from cdc.service.problem import Problem
 SILENT_AFTER: Final = 120.0
 """Seconds without a report after which a consumer counts as silent; consumers report twice a minute."""
 
+FULL_BELOW: Final = 1 << 16
+"""Free bytes below which a disk counts as full: a commit of the log and a page of the catalog need more."""
 _Found = TypeVar("_Found")
 
 
@@ -71,6 +75,24 @@ def seconds_since_seen(consumer: Consumer, now: datetime) -> float:
     return max(0.0, now.timestamp() - consumer.seen_at / 1e6)
 
 
+def full_disk_problems(root: str | Root) -> list[Problem]:
+    """Return the problem of a local log whose disk is full.
+
+    The processes may be unable to report it, because the catalog is next to the log by default.
+    """
+    place = as_root(root)
+    if not isinstance(place, Path):
+        return []
+    try:
+        free = shutil.disk_usage(place).free
+    except OSError:
+        return []  # another part of the status says why the log cannot be read
+    if free >= FULL_BELOW:
+        return []
+    message = f"only {free:,} bytes are free on the disk of the log, so neither log nor catalog can be written there"
+    return [Problem("log", LogUnwritable.code, message, LogUnwritable.remedy)]
+
+
 class _LogStatusBuilder:
     """Builds the status of a log part by part and collects the problems."""
 
@@ -90,6 +112,7 @@ class _LogStatusBuilder:
             [],
         )
         lines = tuple(self._consumer(consumer, compacted) for consumer in known)
+        self._problems += full_disk_problems(self._root)
         self._problems += [self._broken(uuid) for uuid in broken]
         self._problems += [self._late(line) for line in lines if line.state == "late"]
         last = log.last_commit

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from cdc.catalog import REFUSED, REPORT_MAX_AGE
-from cdc.errors import RESYNC, SchemaNotApplicable, complete_remedy
+from cdc.errors import RESYNC, LogUnwritable, SchemaNotApplicable, complete_remedy
 from cdc.metrics import (
     APPLY_ROWS,
     CHANGES,
@@ -200,7 +200,8 @@ def pipeline_status(
     has_server = any(p.process == "server" and p.state not in NOT_REPORTING for p in processes)
     verification = verification_status(catalog.verification.get(name), verified, has_server=has_server)
     of_tables = (*_table_problems(tables), *mismatch_problems(verified), *verification_problems(verification))
-    found = (*_process_problems(processes), *log_problems, *_sink_problems(sinks), *of_tables)
+    of_log = _with_process_problems(log_problems, tuple(_process_problems(processes)))
+    found = (*of_log, *_sink_problems(sinks), *of_tables)
     file = None if defined is None else defined.file
     problems = tuple(replace(problem, remedy=complete_remedy(problem.remedy, file=file)) for problem in found)
     return PipelineStatus(
@@ -367,6 +368,14 @@ def _process_problems(processes: Iterable[ProcessStatus]) -> Iterable[Problem]:
             yield Problem(p.process, None, message, "start the process with 'cdc run', or read in its log why it hangs")
         elif p.state in {"missing", "stopped", "failed"}:
             yield Problem(p.process, None, f"the process does not run ({p.state})", "start the process with 'cdc run'")
+
+
+def _with_process_problems(of_log: tuple[Problem, ...], of_processes: tuple[Problem, ...]) -> tuple[Problem, ...]:
+    """Return both; those of the log first if its disk is full, because a process then cannot report its error."""
+    if all(problem.code != LogUnwritable.code for problem in of_log):
+        return (*of_processes, *of_log)
+    silent = (replace(one, remedy=LogUnwritable.remedy) if one.code is None else one for one in of_processes)
+    return (*of_log, *silent)
 
 
 def _sink_problems(sinks: Iterable[SinkStatus]) -> Iterable[Problem]:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -19,6 +20,7 @@ from cdc.catalog import Catalog, revision
 from cdc.catalog.connection import Database
 from cdc.catalog.models import CatalogModel
 from cdc.errors import CatalogUnavailable, CatalogUnusable, ConfigError
+from tests.fixtures.waiting import until
 
 FOLDER = Path(migrations.__file__).parent
 
@@ -146,3 +148,18 @@ def test_a_failure_half_way_leaves_the_database_as_it_was(database: Database) ->
         revision.up(database)
     assert tables(database) == {"leases"}
     assert revision.current(database) is None
+
+
+def test_a_command_waits_for_a_catalog_that_another_process_creates(tmp_path: Path) -> None:
+    file = tmp_path / "catalog.db"
+
+    def create() -> None:
+        until(file.exists, "the command that looks", every=0)  # its connection creates the empty file
+        with Catalog.open(f"sqlite:///{file}"):
+            pass
+
+    creating = Thread(target=create)
+    creating.start()
+    with Catalog.open(f"sqlite:///{file}", migrate=False, created_within=60.0) as catalog:
+        assert catalog.processes.ls("shop") == []
+    creating.join()

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from cdc.errors import LogCorrupt, LogError
+from cdc.catalog import ProcessReport
+from cdc.errors import LogCorrupt, LogError, LogUnwritable
 from cdc.log.reader import LogReader
 from cdc.service.log_contents import open_log, segment_lines
 from cdc.service.log_sampler import LogSampler
 from cdc.service.log_status_reader import find_consumer, log_status
 from cdc.service.log_status_records import LogState, LogStatus
+from cdc.service.status import pipeline_status
 from tests.cli.trimmed import Folder
+from tests.fixtures.disk import small_file_system
+from tests.service.pipeline import NAME, new_catalog
 
 SOME_TIME = 20.0
 
@@ -138,3 +143,18 @@ def test_no_log_is_told_as_such(tmp_path: Path) -> None:
     found = LogSampler(tmp_path / "log").wait(SOME_TIME)
     assert found is not None
     assert (found.state, found.problems[0].code) == (LogState.ABSENT, "CDC-4000")
+
+
+def test_a_full_disk_is_told_though_no_process_can_report_it(tmp_path: Path) -> None:
+    with small_file_system(tmp_path / "small") as small, new_catalog(tmp_path) as catalog:
+        folder = Folder(small)
+        folder.append(210)
+        assert LogUnwritable.code not in {problem.code for problem in told(folder).problems}
+        with suppress(OSError), (small / "ballast").open("wb") as ballast:
+            while True:
+                ballast.write(bytes(4096))
+        catalog.processes.report(ProcessReport(NAME, "reader", 1, "running"))
+        later = datetime.now(UTC) + timedelta(minutes=1)
+        problems = pipeline_status(catalog, NAME, later, told(folder)).problems
+        assert (problems[0].subject, problems[0].code) == ("log", LogUnwritable.code)
+        assert {one.remedy for one in problems if one.subject in {"reader", "apply"}} == {LogUnwritable.remedy}
