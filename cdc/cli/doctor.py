@@ -58,6 +58,10 @@ def doctor(
     ruled = [one for one in rule_problems(definition, str(config)) if not stores or one.code != SinkUnavailable.code]
     problems += [*ruled, *mask_problems(definition, tables), *stores]
     problems += [] if sql else delivery_problems(definition, tables)
+    if tables:
+        from cdc.capture.unmatched_names import unmatched_name_problems
+
+        problems += unmatched_name_problems(definition, tables)
     if definition.views and tables:
         from cdc.capture.view_key_checks import view_key_problems  # few definitions have views
 

@@ -39,6 +39,7 @@ from cdc.config.verification import Verification, VerificationOrOff
 from cdc.config.views import View
 from cdc.errors import ServiceUnprotected
 from cdc.log.bucket_files import Root
+from cdc.table import matches
 
 
 class TableRule(Model):
@@ -254,6 +255,10 @@ class Definition(Model):
     def excludes(self) -> list[str]:
         """Globs of the tables that are not captured, from `exclude` of the definition and of each table rule."""
         return [*self.exclude, *(glob for rule in self.tables for glob in rule.exclude)]
+
+    def captures(self, topic: str) -> bool:
+        """Return True if a table rule matches the topic and nothing excludes it."""
+        return matches(topic, self.patterns) and not matches(topic, self.excludes)
 
     @property
     def sinks_of_tables(self) -> tuple[Sink, ...]:

@@ -6,11 +6,12 @@ the source: it checks that the columns named in a sink's rules exist in the tabl
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from importlib import import_module
 from os.path import normpath
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from cdc.config.definition import Definition
 from cdc.config.destinations import FileDelivery
@@ -351,12 +352,65 @@ def _view_sql(definition: Definition, view: View, key: Key) -> Iterator[Disagree
         )
         yield Disagreement((*key, "key"), message)
     read = analysis.ViewQuery.parse(view.name, view.sql, view.key).inputs
+    yield from _uncaptured_inputs(definition, read, (*key, "sql"))
     for other in (one for one in definition.views if one.keep is not None and one.name in read):
         message = f"view {other.name!r} has 'keep', and other views cannot read it: let this one read its tables"
         yield Disagreement((*key, "sql"), message)
     if reason is not None and view.incremental is Incremental.REQUIRED:
         message = f"{ViewOnlyRefreshed.code} the view can only be computed as a whole: {reason}"
         yield Disagreement((*key, "incremental"), message)
+
+
+def _uncaptured_inputs(definition: Definition, inputs: Sequence[str], key: Key) -> Iterator[Disagreement]:
+    """Yield a conflict for each table that a view reads, and that is not captured or not in the sink of its inputs."""
+    names, sink = {view.name for view in definition.views}, definition.sink_of_view_inputs
+    for table in (topic for topic in inputs if topic not in names):
+        if not definition.captures(table):
+            near = did_you_mean(table, [*names, *(rule.match for rule in definition.tables)])
+            yield Disagreement(key, f"the view reads {table!r}, and no rule of 'tables' captures this table{near}")
+        elif sink is not None and not matches(table, sink.tables):
+            yield Disagreement(key, f"the view reads {table!r}, and sink {sink.name!r} does not have this table")
+
+
+def rules_without_effect(definition: Definition) -> Iterator[Disagreement]:
+    """Yield the rules for one table that have no effect, as far as the definition shows it; such rules are no errors.
+
+    A rule for a table that is only mistyped would otherwise look like a mask of the table.
+    """
+    for place, sink in enumerate(definition.sinks):
+        if sink.views_of is None:
+            views = [view.name for view in definition.views if _shows_view(definition, sink.name, view.name)]
+            for number, message in _without_effect(definition, sink, views):
+                yield Disagreement(("sinks", place, "rules", number, "match"), message)
+    for place, delivery in enumerate(definition.deliveries):
+        views = [view.name for view in definition.views if matches(view.name, delivery.views)]
+        for number, message in _without_effect(definition, delivery, views):
+            yield Disagreement(("deliveries", place, "rules", number, "match"), message)
+
+
+def _shows_view(definition: Definition, sink: str, view: str) -> bool:
+    return any(matches(view, other.views) for other in definition.sinks if sink in {other.name, other.views_of})
+
+
+def _without_effect(definition: Definition, consumer: Any, views: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """Yield (number, reason) of each rule. consumer: a sink or a delivery. views: the names of its views."""
+    rules = getattr(consumer, "rules", ())
+    for number, rule in enumerate(rules):
+        if _WILD & set(rule.match):
+            continue
+        earlier = next((one.match for one in rules[:number] if matches(rule.match, [one.match])), None)
+        is_table = definition.captures(rule.match) and matches(rule.match, consumer.tables)
+        if earlier is not None:
+            yield number, f"the rule has no effect, because the rule {earlier!r} before it matches this table"
+        elif not is_table and rule.match not in views:
+            near = did_you_mean(rule.match, [*views, *(table.match for table in definition.tables)])
+            yield number, f"the rule has no effect, because no captured table has this name{near}"
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """Return a question that names the most similar of the names, without globs; "" if none is similar."""
+    near = get_close_matches(name, [one for one in names if not _WILD & set(one)], n=1)
+    return f": did you mean {near[0]!r}?" if near else ""
 
 
 def _schema(glob: str) -> str | None:

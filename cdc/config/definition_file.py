@@ -13,7 +13,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from cdc.config.definition import Definition
-from cdc.config.definition_conflicts import CORRECT_RULE, KeyConflict, disagreements
+from cdc.config.definition_conflicts import CORRECT_RULE, KeyConflict, disagreements, rules_without_effect
 from cdc.config.interpolation import Interpolated
 from cdc.config.pydantic_errors import issues_of
 from cdc.config.secret import HIDDEN
@@ -111,6 +111,8 @@ def _validated(document: YamlDocument, path: Path, environment: Mapping[str, str
         return None
     for key, message in disagreements(definition):
         document.note(_key_in_file(key, document.values), message)
+    for key, message in rules_without_effect(definition):
+        document.note(_key_in_file(key, document.values), message, fatal=False)
     for name, message in advice:
         document.note(_where(document.values, name), message, fatal=False)
     return definition

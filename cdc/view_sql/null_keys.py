@@ -67,6 +67,23 @@ def _causes_of_output(query: Query, name: str) -> Iterator[_Cause]:
             yield from _Scope.of(select).causes(select.columns[names.index(name.lower())][1].unalias())
 
 
+def source_columns(query: Query, name: str) -> Iterator[tuple[str, str] | None]:
+    """Yield (topic, column) for each table whose column a column of the result is; None for any other expression."""
+    selects = list(query.selects)
+    names = [column.lower() for column, _ in selects[0].columns]
+    for select in selects:
+        item: exp.Expr | None = None
+        if name.lower() in names and not select.has_star and len(select.columns) == len(names):
+            item = select.columns[names.index(name.lower())][1].unalias()
+        relation = _Scope.of(select).relation_of(item) if isinstance(item, exp.Column) else None
+        if item is None or relation is None:
+            yield None
+        elif relation.topic is not None:
+            yield relation.topic, item.name
+        elif relation.query is not None:
+            yield from source_columns(relation.query, item.name)
+
+
 @dataclass
 class _Scope:
     """The relations of one SELECT."""
@@ -91,6 +108,11 @@ class _Scope:
             if (condition := select.tree.args.get(clause)) is not None:
                 scope._leave_out(_rejected(condition.this))
         return scope
+
+    def relation_of(self, column: exp.Column) -> TableReference | None:
+        """Return the relation of a column; None if only Spark knows it."""
+        alias = self._alias_of(column)
+        return None if alias is None else self.relations[alias]
 
     def causes(self, item: exp.Expr) -> Iterator[_Cause]:
         """Yield why an expression can be NULL."""

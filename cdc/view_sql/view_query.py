@@ -11,7 +11,7 @@ from typing import Final, Protocol, Self
 
 from cdc.errors import ViewCycle
 from cdc.view_sql.changed_keys import ChangedKeys, InputsAtCut, semi_join
-from cdc.view_sql.null_keys import NullCause, null_causes
+from cdc.view_sql.null_keys import NullCause, null_causes, source_columns
 from cdc.view_sql.query_checks import (
     clauses_for_refresh,
     joins_and_groups_for_refresh,
@@ -83,6 +83,15 @@ class ViewQuery:
     def null_causes(self) -> list[NullCause]:
         """Return the ways in which a column of the key can be NULL; of SQL that is not analysed, none."""
         return [] if self._structure is None else list(null_causes(self._text, self._structure, self.key))
+
+    def key_columns(self) -> list[tuple[str, tuple[str, str] | None]]:
+        """Return each column of the key with (topic, column) of a table that it is; None for another expression.
+
+        A column has several entries if the SQL is a UNION. Of SQL that is not analysed, nothing is returned.
+        """
+        if self._structure is None:
+            return []
+        return [(name, source) for name in self.key for source in source_columns(self._structure, name)]
 
     def explain(self) -> list[tuple[str, str]]:
         """Return (topic, sentence) for every time that the view reads a table: how its changes find the keys."""

@@ -28,3 +28,20 @@ def test_a_nullable_column_in_a_key_is_a_warning_also_below_another_view(tmp_pat
     assert not any(problem.fatal for problem in found)
     never_null = replace(table, columns=tuple(replace(column, not_null=True) for column in table.columns))
     assert list(view_key_problems(definition, [never_null])) == []
+
+
+KEEPING = """exclude: [shop.v_*]
+views:
+- {name: shop.v_number, key: [id], keep: 7d, sql: "SELECT id, item FROM shop.orders"}
+- {name: shop.v_time, key: [day, id], keep: 7d, sql: "SELECT o.at AS day, o.id FROM (SELECT * FROM shop.orders) o"}
+- {name: shop.v_cast, key: [day], keep: 7d, sql: "SELECT DISTINCT CAST(item AS date) AS day FROM shop.orders"}
+"""
+
+
+def test_a_view_that_keeps_rows_for_a_time_needs_one_time_in_its_key(tmp_path: Path) -> None:
+    definition = load_definition(write(tmp_path, SOUND + KEEPING))
+    table = schema_of(1, "item", "at")
+    times = tuple(replace(c, type_oid=1184) if c.name == "at" else c for c in table.columns)
+    found = [problem for problem in view_key_problems(definition, [replace(table, columns=times)]) if problem.fatal]
+    assert [problem.subject for problem in found] == ["view shop.v_number"]
+    assert "its key (id) has no columns of type date or timestamp" in found[0].message
