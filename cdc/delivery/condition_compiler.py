@@ -141,7 +141,7 @@ class Compiler:
         return Compiled(BOOLEAN, lambda row: inner(row) is None)
 
     def _in(self, arguments: tuple[Node, ...]) -> Compiled:
-        value, *choices = (self.compiled(one) for one in arguments)
+        value, *choices = _of_one_type([self.compiled(one) for one in arguments])
         equals = [_comparison("=", value, one).evaluate for one in choices]
 
         def evaluate(row: Row) -> Value:
@@ -315,6 +315,26 @@ def _comparison(name: str, left: Compiled, right: Compiled) -> Compiled:
         return None if one is None or other is None else compare(one, other)
 
     return Compiled(BOOLEAN, evaluate)
+
+
+def _of_one_type(values: list[Compiled]) -> list[Compiled]:
+    """Return the values of an IN in the type that Spark gives all of them. Raises NotEvaluable if there is none."""
+    for one in values:
+        values = [_as_times(other, one) for other in values]
+    kinds = {one.type.kind for one in values} - {TypeKind.NULL}
+    if kinds == {TypeKind.EXACT, TypeKind.APPROXIMATE}:
+        return [_as_double(one) for one in values]
+    if len(kinds) > 1 and kinds != {TypeKind.TEXT, TypeKind.PADDED}:
+        raise NotEvaluable(f"values of types {', '.join(sorted({one.type.name for one in values}))} cannot be compared")
+    if kinds == {TypeKind.EXACT} and any(one.type.bits is None for one in values):
+        reduce(_wider_decimal, [_as_decimal(one) for one in values if one.type is not NULL])
+    return values
+
+
+def _as_double(value: Compiled) -> Compiled:
+    if value.type.kind is TypeKind.EXACT and value.type.precision is None:
+        raise NotEvaluable("numeric without precision cannot be compared with a floating-point number")
+    return Compiled(DOUBLE, _if_known(value.evaluate, float))
 
 
 def _as_times(value: Compiled, other: Compiled) -> Compiled:

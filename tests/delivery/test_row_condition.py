@@ -112,6 +112,9 @@ def values(number: int, **texts: str) -> dict[str, Any]:
             [0],
             [1, 2],
         ),
+        # Spark compares a list with a floating-point number in floating point
+        ("after.amount in (1, 2)", {"amount": ["1.0", "3"]}, [0], []),
+        ("after.id in (9007199254740992, 0e0)", {"id": ["9007199254740993", "7"]}, [0], []),
         ("after.tags IS NOT NULL", {"tags": ["{a}", "{}"]}, [0, 1], []),
     ],
 )
@@ -133,6 +136,8 @@ def test_a_condition_means_what_it_means_in_spark(
         ("after.status = 5", "types text and int cannot be compared"),
         ("after.n = '5'", "types int and text cannot be compared"),
         ("after.n < 123456789012345678901234567890", "no integer reaches"),
+        ("NULL in (after.price, after.at)", "cannot be compared"),
+        ("after.n in (1, after.status)", "cannot be compared"),
         ("after.code = after.status", "char"),
         ("after.code like 'a%'", "'LIKE' cannot read a value of type char"),
         ("length(after.code) = 2", "cannot read a value of type char"),
