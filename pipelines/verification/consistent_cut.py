@@ -95,6 +95,8 @@ class CutRequest:
     epoch: int
     timeout: float
     """Maximum seconds of all attempts together."""
+    primary: str | None = None
+    """DSN of the server that accepts writes; None if it is `dsn`."""
     locks_all: bool = True
     """Whether the cut locks all captured tables. Otherwise the caller locks each table before reading it, so a change
     of a table's definition does not wait for the comparison of other tables."""
@@ -170,7 +172,8 @@ def _request_batches(catalog: Catalog, request: CutRequest, source: Any, command
         begin_snapshot(source, exported.name)
         if request.locks_all:
             lock_tables(source, match_tables(source, request.patterns, request.exclude))
-    with connect(request.dsn, application_name="cdc verify") as conn:
+    # a standby, which is read-only, sends the heartbeat of its primary
+    with connect(request.primary or request.dsn, application_name="cdc verify") as conn:
         logical_messages.emit_message(conn, HEARTBEAT_PREFIX, "verify")
     return position
 

@@ -56,6 +56,8 @@ RETRY_SECONDS: Final = 10.0
 FAILED_TABLE_AFTER: Final = 600.0
 """Maximum seconds after which a table is compared again whose comparison failed or delayed another session."""
 
+_PASSING: Final = frozenset({TargetState.STREAMING.value, TargetState.SNAPSHOTTING.value, "absent"})
+"""States of tables that cannot be compared at a cut, but probably soon."""
 _NEVER: Final = datetime.min.replace(tzinfo=UTC)
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
@@ -386,24 +388,31 @@ class ContinuousVerification:
         }
         began = {table: self._pass_began(catalog, table) or _NEVER for table in tables}
         for table in sorted(tables, key=began.__getitem__):
-            failed_at = self._failed_at.get(table)
-            if failed_at is not None and at < failed_at + self._pause_of_failed:
+            if self._is_put_off(table, at):
                 continue
-            self._failed_at.pop(table, None)
             sink, oid = tables[table]
             try:
                 found = comparison_at(cut, sink, oid, table[1])
                 if not isinstance(found, TableVerdict):
                     yield from self._ranges(catalog, cut, self._interruptible(cut, found), at)
-                elif began[table] + timedelta(seconds=self._schedule.every) <= at:
-                    self._refused_at[table] = at
-                    self._record_result(catalog, found, None)
+                    continue
+                # a table that is being copied is compared soon after the copy, any other one in the next interval
+                (self._failed_at if found.state in _PASSING else self._refused_at)[table] = at
+                self._record_result(catalog, found, None)
             except _OthersWait as exc:
                 raise _TableGivenUp(table, None) from exc
             except (SourceError, SinkError) as error:
                 if cut.source.closed:
                     raise  # no fault of the table
                 raise _TableGivenUp(table, error) from error
+
+    def _is_put_off(self, table: SinkTable, at: datetime) -> bool:
+        """Return whether a table could not be compared a short time ago, and is not compared again yet."""
+        failed_at, refused_at = self._failed_at.get(table), self._refused_at.get(table)
+        if failed_at is not None and at < failed_at + self._pause_of_failed:
+            return True
+        self._failed_at.pop(table, None)
+        return refused_at is not None and at < refused_at + timedelta(seconds=self._schedule.every)
 
     def _interruptible(self, cut: ConsistentCut, comparison: TableComparison) -> TableComparison:
         """Return the comparison with a limited rate, and given up if another session waits for a lock of the cut."""
@@ -442,7 +451,12 @@ class ContinuousVerification:
                 position=cut.position,
                 verified_at=at,
             )
-            yield self._compare(comparison, within, found)
+            verdict, compared = self._compare(comparison, within, found)
+            if not verdict.compared:  # for example, a rule filters its rows
+                self._refused_at[table] = at
+                self._record_result(catalog, verdict, None)
+                return
+            yield verdict, compared
 
     def _compare(
         self, comparison: TableComparison, within: KeyRange | None, found: VerifiedRange

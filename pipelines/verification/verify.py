@@ -184,6 +184,7 @@ def cut_request(definition: Definition, options: VerifyOptions) -> CutRequest:
     return CutRequest(
         pipeline=definition.name,
         dsn=definition.source.dsn.reveal(),
+        primary=definition.source.current_primary() if definition.source.primary else None,
         sinks=[sink.name for sink in sinks],
         patterns=definition.patterns,
         exclude=definition.excludes,

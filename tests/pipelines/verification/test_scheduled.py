@@ -11,7 +11,7 @@ from typing import Any
 from cdc.catalog.verification_state import NEXT_AT
 from tests.catalog.test_verified_ranges import range_of
 from tests.fixtures.waiting import until
-from tests.pipelines.verification.table_of_every_type import VerifiedPipeline, typed
+from tests.pipelines.verification.table_of_every_type import Target, VerifiedPipeline, typed
 
 
 def run(pipeline: VerifiedPipeline) -> tuple[int, list[dict[str, Any]]]:
@@ -46,3 +46,11 @@ def test_it_verifies_what_is_due_forgets_former_sinks_and_says_when_the_next_pas
     assert before + timedelta(days=1) <= next_at <= datetime.now(UTC) + timedelta(days=1)
     (recorded,) = pipeline.catalog.verified.ls("kinds")
     assert (recorded.sink, recorded.mismatched) == ("lake", 1)
+
+
+def test_a_table_that_cannot_be_compared_is_no_mismatch(pipeline: VerifiedPipeline) -> None:
+    """Its rule filters rows by an expression, which no verification evaluates."""
+    pipeline.fill({"lake": Target(typed(), rule="transform: {where: 'id > 0'}")})
+    _, envelopes = run(pipeline)
+    assert "verify does not evaluate expressions" in envelopes[0]["result"]["reason"]
+    assert pipeline.catalog.verified.ls("kinds") == []
