@@ -274,6 +274,12 @@ FOREIGN_COMMITS: Final = Metric(
     "commits of other clients that changed rows of a target; 'cdc verify' finds these rows",
     _TARGET,
 )
+NULLED_VALUES: Final = Metric(
+    "cdc_sink_nulled_values_total",
+    Kind.COUNTER,
+    "values that the type of their target column cannot represent, written as NULL because of 'unrepresentable: null'",
+    _TARGET,
+)
 SPARK_STARTED: Final = Metric(
     "cdc_spark_started", Kind.GAUGE, "1 after the apply process has started Spark, 0 while nothing has needed Spark"
 )

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from cdc.config.field_types import Glob, Identifier, Location, Model, Name, Share, Switch, invalid, placeholders
 from cdc.config.search_server import SearchServer
@@ -65,6 +65,25 @@ class TypeSettings(StrEnum):
     EXACT = "exact"
     #: Every column is text, as Postgres prints it.
     TEXT = "text"
+
+
+class Unrepresentable(StrEnum):
+    """What happens to a value that the type of its column in the target cannot represent."""
+
+    #: The row is parked with its key until it can be merged.
+    PARK = "park"
+    #: The target has NULL instead; these values are counted. Values of a key, and arrays, are parked.
+    NULL = "null"
+    #: A column whose type cannot represent every value of Postgres is text, exactly as Postgres prints it.
+    TEXT = "text"
+
+
+def _null_as_text(given: object) -> object:
+    """YAML reads the word null as no value."""
+    return Unrepresentable.NULL.value if given is None else given
+
+
+_Unrepresentable = Annotated[Unrepresentable, BeforeValidator(_null_as_text)]
 
 
 class SchemaChanges(StrEnum):
@@ -177,6 +196,9 @@ class TableSettings(Model):
     """How Postgres types map to column types: `exact` or `text`."""
     columns: Mapping[Identifier, TypeSettings] = {}
     """Type mapping of single columns, by their names at the source; unknown names are ignored."""
+    unrepresentable: _Unrepresentable | Mapping[Identifier, _Unrepresentable] = Unrepresentable.PARK
+    """What happens to infinite dates and times, years BC or after 9999, and NaN in a numeric with a precision: `park`,
+    `null` or `text`; or one of these for single columns, by their names at the source."""
     schema_changes: SchemaChanges = SchemaChanges.EVOLVE
     """How the target follows a change of the table's columns: `evolve`, `try_evolve`, `lenient`, `ignore` or
     `exception`."""
@@ -200,6 +222,12 @@ class TableSettings(Model):
     `track_history_column_list`."""
     dead_letters: DeadLetterSettings = DeadLetterSettings()
     """Limits for rows that the target rejects."""
+
+    def unrepresentable_of(self, column: str) -> Unrepresentable:
+        """What happens to a value of a column that its type in the target cannot represent."""
+        if isinstance(self.unrepresentable, Unrepresentable):
+            return self.unrepresentable
+        return self.unrepresentable.get(column, Unrepresentable.PARK)
 
     @property
     def history_mode(self) -> HistoryMode:

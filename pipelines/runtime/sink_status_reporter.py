@@ -25,6 +25,7 @@ from cdc.catalog import (
 from cdc.errors import CdcError, complete_remedy
 from cdc.stores.published_record import Published, TableRecord, TargetState, by_topic
 from cdc.table import TableSchema
+from pipelines.runtime.nulled_counts import NulledCounts
 from pipelines.runtime.throttle import BatchThrottle, CommitRate
 
 REPORT_EVERY: Final = 0.5
@@ -96,6 +97,8 @@ class SinkFigures:
         """The limit on rewritten bytes; None if the sink has no limit."""
         self.external_commits: ExternalCommitReport | None = None
         """Commits of other clients in the targets; None: the sink cannot detect them."""
+        self.nulled: NulledCounts | None = None
+        """Values that the targets have as NULL, because their types cannot represent them; None: there are none."""
         self.not_indexed: Mapping[str, str] = {}
         """URI of a target → why the sink writes it without its key index."""
         self.awaits_spark = False
@@ -150,6 +153,8 @@ class SinkFigures:
         self._figures.observe(metrics.APPLY_DURATION, seconds, *labels)
         for table, commits in {} if self.external_commits is None else self.external_commits.pop_counts().items():
             self._figures.add(metrics.FOREIGN_COMMITS, commits, *labels, table)
+        for table, count in {} if self.nulled is None else self.nulled.pop_counts().items():
+            self._figures.add(metrics.NULLED_VALUES, count, *labels, table)
         if self.commit_rate is None:
             return
         before, now = self._reported_throttle, self.commit_rate.throttle
@@ -223,6 +228,8 @@ class SinkFigures:
         if table.parked:
             keys = "1 key is" if len(table.parked) == 1 else f"{len(table.parked):,} keys are"
             notices.append(f"{keys} parked: 'cdc dlq ls' shows why")
+        if nulled := 0 if self.nulled is None else self.nulled.total(table.topic):
+            notices.append(f"{nulled:,} values are NULL since the start, because their types cannot represent them")
         if (refusal := self.not_indexed.get(table.target)) is not None:
             notices.append(f"the target is written without the key index: {refusal}")
         return "; ".join(notices) or None

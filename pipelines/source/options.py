@@ -158,10 +158,9 @@ def _flag(options: Mapping[str, str], name: str) -> bool:
 
 
 def _policy(text: str) -> TypePolicy:
-    try:
-        return TypePolicy(text)
-    except ValueError as exc:
-        raise InvalidDefinition(f"option 'types': expected exact or text, got {text!r}") from exc
+    if text not in (TypePolicy.EXACT, TypePolicy.TEXT):
+        raise InvalidDefinition(f"option 'types': expected exact or text, got {text!r}")
+    return TypePolicy(text)
 
 
 def _names(texts: Sequence[str]) -> tuple[str, ...]:

@@ -42,6 +42,10 @@ class TypePolicy(StrEnum):
     EXACT = "exact"
     #: Make every column a string, exactly as sent.
     TEXT = "text"
+    #: As EXACT, but a value that the type cannot represent becomes null, except in a key or an array.
+    NULLED = "null"
+    #: As EXACT, but a column whose type cannot represent every value of Postgres is a string.
+    LOSSLESS = "lossless"
 
     def of(self, column: str) -> TypePolicy:
         """Return this policy, which applies to every column; so callers can use it in place of a ColumnPolicies."""
@@ -77,14 +81,31 @@ class Family:
     name: str
     arrow: pa.DataType
     convert: Callable[[pa.Array], pa.Array]
+    is_total: bool = True
+    """Whether the type represents every value that Postgres can send."""
+
+    def with_nulls(self) -> Family:
+        """Return a family that converts a value which the type cannot represent to null."""
+        return Family(f"{self.name} or null", self.arrow, lambda texts: _convert_or_null(self.convert, texts))
 
 
-def cast_family(name: str, arrow: pa.DataType) -> Family:
+def _convert_or_null(convert: Callable[[pa.Array], pa.Array], texts: pa.Array) -> pa.Array:
+    try:
+        return convert(texts)
+    except pa.ArrowInvalid:
+        if len(texts) == 1:
+            return convert(pa.nulls(1, pa.string()))
+    middle = len(texts) // 2
+    halves = (texts.slice(0, middle), texts.slice(middle))
+    return pa.concat_arrays([_convert_or_null(convert, half) for half in halves])
+
+
+def cast_family(name: str, arrow: pa.DataType, *, is_total: bool = True) -> Family:
     """Return a family that converts texts with Arrow's cast, which fails on an invalid text.
 
     Use it only for types to which this cast loses nothing.
     """
-    return Family(name, arrow, lambda texts: texts.cast(arrow))
+    return Family(name, arrow, lambda texts: texts.cast(arrow), is_total)
 
 
 TEXT_OID: Final = 25
@@ -151,9 +172,9 @@ EXACT_BY_OID: Final[dict[int, Family]] = {
     26: cast_family("oid", pa.int64()),  # unsigned, so it needs the next wider type
     700: cast_family("real", pa.float32()),
     701: cast_family("double precision", pa.float64()),
-    1082: cast_family("date", pa.date32()),
-    1114: cast_family("timestamp", pa.timestamp("us")),
-    1184: cast_family("timestamptz", pa.timestamp("us", tz="UTC")),
+    1082: cast_family("date", pa.date32(), is_total=False),
+    1114: cast_family("timestamp", pa.timestamp("us"), is_total=False),
+    1184: cast_family("timestamptz", pa.timestamp("us", tz="UTC"), is_total=False),
     17: Family("bytea", pa.binary(), _convert_bytea),
 }
 """Type OID (pg_type.dat) → family. Without numeric, whose family depends on the type modifier; see numeric_family."""
@@ -186,7 +207,7 @@ def numeric_family(typmod: int) -> Family | None:
     precision, scale = declared
     if precision > MAX_PRECISION or not 0 <= scale <= precision:
         return None
-    return cast_family(f"numeric({precision},{scale})", pa.decimal128(precision, scale))
+    return cast_family(f"numeric({precision},{scale})", pa.decimal128(precision, scale), is_total=False)
 
 
 _NULL: Final = "NULL"
@@ -209,7 +230,7 @@ def array_family(element: Family) -> Family:
         values = element.convert(lists.flatten())
         return pa.ListArray.from_arrays(ends, values, type=arrow, mask=pc.is_null(texts) if texts.null_count else None)
 
-    return Family(f"{element.name}[]", arrow, convert)
+    return Family(f"{element.name}[]", arrow, convert, is_total=False)
 
 
 def _element_texts(literals: pa.Array) -> pa.Array:
@@ -244,12 +265,19 @@ _ARRAY_OF: Final = {element: oid for oid, element in ELEMENT_BY_OID.items()} | {
 
 def family_of(column: Column, policy: Policy) -> Family:
     """Return the family of a column's values under a policy. A domain has the family of its base type."""
-    if policy.of(column.name) is TypePolicy.TEXT:
+    chosen = policy.of(column.name)
+    if chosen is TypePolicy.TEXT:
         return TEXT
     oid, typmod = column.value_type
     element = _element_of(column, oid, typmod)
     # in a key an array stays text: not every engine joins lists
-    return _scalar_family(oid, typmod) if element is None or column.key is not None else array_family(element)
+    is_scalar = element is None or column.key is not None
+    family = _scalar_family(oid, typmod) if is_scalar or element is None else array_family(element)
+    if family.is_total or chosen is TypePolicy.EXACT:
+        return family
+    if chosen is TypePolicy.LOSSLESS:
+        return TEXT
+    return family.with_nulls() if is_scalar and column.key is None else family
 
 
 def declared_as(arrow: pa.DataType) -> tuple[int, int]:

@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 
 from cdc.table import Column
 
+_UNREPRESENTABLE: Final = r"^(-?infinity|NaN|-?Infinity)$| BC$|^\d{5,}-"
 _DAY_US: Final = 86_400_000_000
 _FIRST_USUAL_US: Final = -62_135_596_800_000_000
 """0001-01-01 in µs since 1970; Postgres prints earlier years as BC."""
@@ -63,6 +64,14 @@ def source_text(texts: pa.Array, target: pa.DataType) -> pa.Array:
     if pa.types.is_list(target) or pa.types.is_large_list(target):
         return _list_source(texts, target.value_type)
     return texts.cast(pa.string())
+
+
+def without_unrepresentable(texts: pa.Array) -> pa.Array:
+    """Return canonical texts of dates, times or numbers, with null for those that no column of Delta represents.
+
+    These are infinite dates and times, years BC and after 9999, and NaN.
+    """
+    return pc.if_else(pc.match_substring_regex(texts, _UNREPRESENTABLE), pa.scalar(None, pa.string()), texts)
 
 
 def literal_text(text: str | None, target: pa.DataType) -> str | None:

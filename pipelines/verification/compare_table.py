@@ -108,7 +108,7 @@ class TableComparison:
         if not present or not {column.name for column in self.schema.key} <= {sent[index].name for index in present}:
             return self._refused(f"rows cannot be compared, because the target does not have the columns {absent!r}")
         kinds = tuple(kind for column in sent if (kind := self.kind(column)) is not None)
-        masks = tuple(self.expected.masks.get(sent[index].id) for index in present)
+        masks = tuple(self.expected.mask(sent[index], kind) for index, kind in zip(present, kinds, strict=True))
         wanted = ComparedRows(self.schema, tuple(present), kinds, masks)
         # counts and digests would include the rows of parked keys, which are not compared
         found = None if self.record.parked else self._compare_totals(mode, wanted, within)

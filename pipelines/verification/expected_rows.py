@@ -25,15 +25,15 @@ from cdc.config import (
     table_settings,
 )
 from cdc.config.definition_conflicts import with_document_columns, with_target_columns
-from cdc.config.sinks import SchemaChanges
+from cdc.config.sinks import SchemaChanges, Unrepresentable
 from cdc.errors import HiddenColumnRenamed, TransformFailed
 from cdc.pgoutput.copy_decoder import CopyDecoder
 from cdc.postgres.key_range_digests import Digest, KeyRange, can_digest, count_rows, digest_rows, range_rows
 from cdc.stores.hidden_columns import RulesOfTopic, check_hidden, document_rules, table_rules
 from cdc.stores.search_server.document_values import normal_json
-from cdc.table import TableSchema
+from cdc.table import Column, TableSchema
 from pipelines.transform.table_transform import TableTransform
-from pipelines.verification.canonical_text import source_batch, text_batch
+from pipelines.verification.canonical_text import source_batch, text_batch, without_unrepresentable
 from pipelines.verification.checksum import digest_column
 from pipelines.verification.compare_rows import ComparedColumns, Rows
 from pipelines.verification.consistent_cut import ConsistentCut
@@ -62,6 +62,8 @@ class ExpectedSchema:
     """Why the rows of the table cannot be compared; None if they can be compared."""
     not_compared: str | None = None
     """Text that names the columns that are not compared; None if all columns are compared."""
+    nulled: frozenset[int] = frozenset()
+    """Ids of the columns whose values are NULL in the target if their type there cannot represent them."""
     may_omit_columns: bool = False
     """Whether the target may be without some of the columns, because the sink ignores schema changes of the source."""
 
@@ -69,6 +71,15 @@ class ExpectedSchema:
     def key(self) -> list[str]:
         """Names of the key columns in the target."""
         return [self.names[column.id] for column in self.schema.key if column.id in self.names]
+
+    def mask(self, column: Column, kind: pa.DataType) -> Masking | None:
+        """Return the function from the texts of a column to those that the target should have; None: no change.
+
+        kind: the type of the column in the target.
+        """
+        if column.id in self.nulled and (pa.types.is_temporal(kind) or pa.types.is_decimal(kind)):
+            return without_unrepresentable
+        return self.masks.get(column.id)
 
     @classmethod
     def of(cls, sink: DeltaSinkDefinition | SearchSinkDefinition, schema: TableSchema) -> ExpectedSchema:
@@ -83,8 +94,9 @@ class ExpectedSchema:
         except HiddenColumnRenamed as exc:
             return cls(schema, wanted, refusal=exc.message)
         forms = _json_forms(schema) if isinstance(sink, SearchSinkDefinition) and sink.server is not None else {}
+        nulled = _nulled_columns(sink, schema)
         if transform is None:
-            return cls(schema, wanted, forms, may_omit_columns=may_omit)
+            return cls(schema, wanted, forms, nulled=nulled, may_omit_columns=may_omit)
         try:
             transformed = TableTransform.of(transform, schema)
         except TransformFailed as exc:
@@ -96,6 +108,7 @@ class ExpectedSchema:
             {**forms, **transformed.masks},
             refusal=_refusal(transform),
             not_compared=_not_compared(transform),
+            nulled=nulled,
             may_omit_columns=may_omit,
         )
 
@@ -133,6 +146,14 @@ def _may_omit_columns(sink: DeltaSinkDefinition | SearchSinkDefinition, schema: 
     if isinstance(sink, SearchSinkDefinition):
         return False
     return table_settings(schema.topic, sink, sink.rules).schema_changes is SchemaChanges.IGNORE
+
+
+def _nulled_columns(sink: DeltaSinkDefinition | SearchSinkDefinition, schema: TableSchema) -> frozenset[int]:
+    if isinstance(sink, SearchSinkDefinition):
+        return frozenset()
+    settings = table_settings(schema.topic, sink, sink.rules)
+    columns = (column for column in schema.sent if column.key is None)
+    return frozenset(c.id for c in columns if settings.unrepresentable_of(c.name) is Unrepresentable.NULL)
 
 
 def _refusal(rule: Transform) -> str | None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
 from cdc.config import DeadLetterSettings, SinkRule, TableSettings, rule_of, table_settings
-from cdc.config.sinks import HistoryMode, target_path
+from cdc.config.sinks import HistoryMode, TypeSettings, Unrepresentable, target_path
 from cdc.stores.hidden_columns import RulesOfTopic, table_rules
 from cdc.stores.target_rule_changes import TargetRules
 from cdc.table import TableSchema
@@ -126,5 +127,21 @@ class DeltaSettings:
 
 def type_policy(settings: TableSettings) -> Policy:
     """Return the policy that maps the Postgres types of a table with these settings to types of its target."""
-    columns = tuple((name, TypePolicy(policy)) for name, policy in settings.columns.items())
-    return ColumnPolicies(TypePolicy(settings.types), columns) if columns else TypePolicy(settings.types)
+    others = () if isinstance(settings.unrepresentable, Unrepresentable) else settings.unrepresentable
+    columns = tuple(
+        (name, _policy_of(settings.columns.get(name, settings.types), settings.unrepresentable_of(name)))
+        for name in dict.fromkeys((*settings.columns, *others))
+    )
+    table = _policy_of(settings.types, settings.unrepresentable_of(""))
+    return ColumnPolicies(table, columns) if columns else table
+
+
+def _policy_of(types: TypeSettings, unrepresentable: Unrepresentable) -> TypePolicy:
+    return TypePolicy.TEXT if types is TypeSettings.TEXT else _EXACT[unrepresentable]
+
+
+_EXACT: Final = {
+    Unrepresentable.PARK: TypePolicy.EXACT,
+    Unrepresentable.NULL: TypePolicy.NULLED,
+    Unrepresentable.TEXT: TypePolicy.LOSSLESS,
+}

@@ -50,6 +50,7 @@ from pipelines.sinks.delta.reconcile_at_open import (
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink_parts import DeltaSinkParts
 from pipelines.sinks.record_after_batch import applied_state
+from pipelines.types.nulled_values import count_nulled
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -101,6 +102,7 @@ class DeltaSink:
         self.parallel_from = 0 if "://" in settings.path else _PARALLEL_FROM
         self._maintenance = TargetMaintenance(settings.upkeep, rewriter=self.parts.rewriter)
         self.commit_rate, self.external_commits = self.parts.commit_rate, self.parts.external_commits.report
+        self.nulled = self.parts.nulled
         self.parked, self.not_indexed = self.parts.parked, self.parts.writers.indexed.refused
         self._attempts = Retrying(
             retry=retry_if_exception_type(CommitFailedError),
@@ -157,9 +159,17 @@ class DeltaSink:
                 since = target.version
                 strategy.merge(target, targets.in_target_columns(target, batch))
                 target.check_kept(since)
+                self._count_nulled(batch)
         # after a crash the target may contain changes beyond upto; the record must then have that later position
         rows_upto = max(strategy.rows_upto(target), targets.erased_upto(target, batch.schema.relation))
         return self.record(batch, target, max(batch.upto, rows_upto))
+
+    def _count_nulled(self, batch: TableBatch) -> None:
+        if batch.rows is None:
+            return
+        shape = self.parts.targets.shape(batch.schema)
+        if count := count_nulled(batch.rows, shape.schema, shape.policy):
+            self.nulled.add(batch.schema.topic, count)
 
     @contextmanager
     def _watch(self, target: DeltaTarget, topic: str) -> Iterator[None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
+from pipelines.runtime.nulled_counts import NulledCounts
 from pipelines.runtime.throttle import CommitRate
 from pipelines.sinks.delta.background_rewriter import BackgroundRewriter
 from pipelines.sinks.delta.commit_sync import CommitSync
@@ -31,6 +32,7 @@ class DeltaSinkParts:
     targets: OpenTargets
     commit_rate: CommitRate
     external_commits: ExternalCommitWatch
+    nulled: NulledCounts
     parked: DeadLetterTable
     rewriter: BackgroundRewriter
     commits: CommitSync
@@ -48,6 +50,7 @@ class DeltaSinkParts:
             targets=OpenTargets(settings, plans, writers, published),
             commit_rate=CommitRate(settings.max_rewrite),
             external_commits=ExternalCommitWatch(),
+            nulled=NulledCounts(),
             parked=DeadLetterTable(settings.parked_uri),
             rewriter=BackgroundRewriter(writers.indexed),
             commits=CommitSync(),
