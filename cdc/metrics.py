@@ -7,12 +7,12 @@ as Prometheus text. Units are base units: seconds, bytes, rows.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import accumulate
 from threading import Lock
-from typing import Final
+from typing import Any, Final
 
 BUCKET: Final = "_bucket"
 """Suffix of the names of a histogram's bucket series; the last label of such a series is the bucket's upper bound."""
@@ -474,6 +474,17 @@ class Metrics:
         self._check(metric, labels)
         with self._lock:
             self._observed.setdefault((metric.name, labels), HistogramValues(metric)).add(value)
+
+    def continue_from(self, reported: Iterable[Any]) -> None:
+        """Add the counters of an earlier process, as it reported them with `to_json`.
+
+        SNAPSHOT_ROWS is left out, because the reader adds the rows that the catalog has of each table.
+        """
+        with self._lock:
+            for name, labels, value in reported:
+                metric, place = METRICS_BY_NAME.get(name), (name, tuple(labels))
+                if metric is not None and metric.kind is Kind.COUNTER and metric is not SNAPSHOT_ROWS:
+                    self._values[place] = self._values.get(place, 0.0) + value
 
     def value(self, metric: Metric, *labels: str) -> float | None:
         """Return the current value of a metric with these labels; None if it was never set."""

@@ -9,7 +9,17 @@ from threading import Thread
 
 import pytest
 
-from cdc.metrics import APPLY_DURATION, CHANGES, METRICS_BY_NAME, SINK_LAG_SECONDS, Kind, Metric, Metrics
+from cdc.metrics import (
+    APPLY_DURATION,
+    CHANGES,
+    LOG_POSITION,
+    METRICS_BY_NAME,
+    SINK_LAG_SECONDS,
+    SNAPSHOT_ROWS,
+    Kind,
+    Metric,
+    Metrics,
+)
 
 ALERTS = Path(__file__).resolve().parent.parent / "deploy" / "prometheus" / "cdc.rules.yml"
 every_metric = pytest.mark.parametrize("metric", METRICS_BY_NAME.values(), ids=lambda m: m.name)
@@ -82,3 +92,15 @@ def test_no_addition_is_lost_between_threads() -> None:
         thread.join()
 
     assert next(iter(figures)).value == 2000.0
+
+
+def test_counters_continue_from_those_of_an_earlier_process_and_gauges_do_not() -> None:
+    earlier, now = Metrics(), Metrics()
+    earlier.add(CHANGES, 40, "shop")
+    earlier.add(SNAPSHOT_ROWS, 7, "shop", "shop.orders")
+    earlier.set(LOG_POSITION, 9, "shop")
+    now.add(CHANGES, 2, "shop")
+    now.continue_from(earlier.to_json())
+    assert now.value(CHANGES, "shop") == 42
+    assert now.value(LOG_POSITION, "shop") is None
+    assert now.value(SNAPSHOT_ROWS, "shop", "shop.orders") is None

@@ -97,6 +97,8 @@ class StatusReporter(Thread):
         """Lag of the last transaction before the stream ended; the lag grows from it until the stream begins again."""
         self._inexact: list[TableProgress] = []
         self._inexact_due = 0.0
+        self._has_continued = False
+        """Whether the counters of the earlier reader were added."""
         self._removed: set[str] = set()
         """Topics of tables that the definition no longer includes; the catalog has no entry of them."""
         self._recorded = RecordedProgress[TableProgress]()
@@ -262,6 +264,9 @@ class StatusReporter(Thread):
                 self._catalog = Catalog.open(self._definition.catalog.url)
                 known = self._catalog.tables.ls(name)
                 self._copied_before = {table.topic: table.rows for table in known if not table.sink}
+                if not self._has_continued:
+                    self._metrics.continue_from(self._catalog.processes.figures(name, "reader"))
+                    self._has_continued = True
             self._catalog.processes.report(report)
             if tables := self._recorded.due(self._changed_tables(self._catalog), time.monotonic()):
                 self._catalog.tables.record(name, tables)

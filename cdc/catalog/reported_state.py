@@ -73,6 +73,10 @@ class Processes:
         with self._database.writing() as session:
             upsert(session, ProcessRow, [row])
 
+    def figures(self, pipeline: str, process: str) -> list[Any]:
+        """Return the figures of the last report of a process; none before its first report."""
+        return next((list(one.figures) for one in self.ls(pipeline) if one.process == process), [])
+
     def ls(self, pipeline: str) -> list[ProcessReport]:
         """Return the last report of each process of the pipeline, sorted by process name."""
         query = select(ProcessRow).where(ProcessRow.pipeline == pipeline).order_by(ProcessRow.process)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from threading import Event, Thread
 from types import FrameType
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
@@ -153,6 +153,8 @@ class DeliveryReporter(Thread):
         self._mirrored: dict[str, tuple[DeadLetter, ...]] = {}
         self._reported: tuple[object, ...] = ()
         self._reported_at = 0.0
+        self._continued_from: list[Any] | None = None
+        """The figures of the earlier process; None before they were read."""
 
     def run(self) -> None:
         """Report every REPORT_EVERY seconds."""
@@ -184,6 +186,11 @@ class DeliveryReporter(Thread):
     def _report_process(self, progress: Sequence[SinkProgress], *, is_last: bool) -> None:
         failure = next((runner.failure for runner in self._runners if runner.failure is not None), None)
         state = "running" if not is_last else "stopped" if failure is None else "failed"
+        if self._continued_from is None:
+            self._continued_from = self._catalog.processes.figures(self._pipeline, "deliver")
+            for runner in self._runners:
+                own = [figure for figure in self._continued_from if runner.figures.name in figure[1]]
+                runner.process_metrics.continue_from(own)
         content = (state, failure, *((one.position, one.state) for one in progress))
         if content == self._reported and time.monotonic() - self._reported_at < ALIVE_EVERY:
             return

@@ -88,7 +88,7 @@ class SourceStatus:
     lag_seconds: float | None
     lag_bytes: float | None
     rows: float
-    """Number of rows that the reader has written to the log since it started."""
+    """Number of rows that readers have written to the log since the catalog was created."""
     slot_retained_bytes: float | None
     observed: SourceObservation | None = None
     """What the server process observed at the source; null before its first query."""
@@ -117,7 +117,7 @@ class SinkStatus:
     lag_bytes: float | None
     rows: float
     """Number of folded rows that apply has merged into the sink, or of events that the delivery has sent, since the
-    process started."""
+    catalog was created."""
     stalled_seconds: float | None = None
     """Seconds for which the log has had changes that the sink has not published; null if the sink is not stalled."""
     process: str = "apply"

@@ -254,6 +254,8 @@ class ProgressReporter(Thread):
         self.sinks: list[SinkFigures] = []
         self._mirrored: dict[str, tuple[DeadLetter, ...]] = {}
         self._sinks, self._tables = RecordedProgress[SinkProgress](), RecordedProgress[TableProgress]()
+        self._has_continued = False
+        """Whether the counters of the earlier process were added."""
         self._reported_topics: dict[str, frozenset[str]] = {}
         """Sink → topics of the tables that the catalog has of it."""
         self.state = "starting"
@@ -281,6 +283,9 @@ class ProgressReporter(Thread):
         """Write a report; return whether the state of a sink or of a table has changed."""
         if self.standby():
             return False
+        if not self._has_continued:
+            self.figures.continue_from(self._catalog.processes.figures(self._pipeline, "apply"))
+            self._has_continued = True
         self._catalog.processes.report(
             ProcessReport(
                 pipeline=self._pipeline,
