@@ -336,6 +336,11 @@ class DeltaTarget:
         return self._version if self._table is None else max(self._version, self._table.version())
 
     @property
+    def is_overtaken(self) -> bool:
+        """Whether another client has committed after the version that this process has read or committed last."""
+        return storage_of(self.uri).exists(commit_path(self.version + 1))
+
+    @property
     def metadata(self) -> TableMetadata:
         """Id, properties, partition columns and features of the Delta table."""
         return self.cached("metadata", lambda: TableMetadata.of(self.table))

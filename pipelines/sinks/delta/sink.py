@@ -17,11 +17,14 @@ from dataclasses import replace
 from sys import intern
 from typing import TYPE_CHECKING, Final, Protocol
 
-from deltalake.exceptions import CommitFailedError
+import pyarrow as pa
+from deltalake.exceptions import CommitFailedError, DeltaError
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from cdc.atomic_file import SyncFailed
-from cdc.errors import SinkUnavailable, TargetUnusable
+from cdc.errors import SinkUnavailable, TargetDamaged, TargetUnusable
 from cdc.failpoint import hit
 from cdc.table import TableSchema
 from pipelines.sinks.contract import (
@@ -157,7 +160,8 @@ class DeltaSink:
             if (target.applied or -1) < batch.upto:
                 targets.check_columns(target, batch, replaced=batch.ends_copy and strategy.replaced_by_copy)
                 since = target.version
-                strategy.merge(target, targets.in_target_columns(target, batch))
+                with _conflicts(target):
+                    strategy.merge(target, targets.in_target_columns(target, batch))
                 target.check_kept(since)
                 self._count_nulled(batch)
         # after a crash the target may contain changes beyond upto; the record must then have that later position
@@ -269,3 +273,19 @@ class DeltaSink:
         if self._record_table is None:
             raise ValueError(f"sink {self.name!r} is not open")
         return self._record_table
+
+
+@contextmanager
+def _conflicts(target: DeltaTarget) -> Iterator[None]:
+    """Raise CommitFailedError if the block fails after another client has committed to the target.
+
+    The client may have deleted a file that the merge reads, which is no damage: the merge is repeated.
+    """
+    try:
+        yield
+    except CommitFailedError:
+        raise
+    except (DeltaError, pa.ArrowInvalid, Py4JJavaError, PySparkException, TargetDamaged) as exc:
+        if not target.is_overtaken:
+            raise
+        raise CommitFailedError("another client committed to the target while a merge read it") from exc
