@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -146,6 +147,8 @@ class _Sql:
         conditions = [condition(columns)] if self._one_in(2) else []
         if has_comma:
             other, more = self._chain(0)
+            # a view with another outer join after a comma is only refreshed
+            other = re.sub(r"(RIGHT|FULL)( OUTER)? JOIN", "LEFT JOIN", other)
             chain = f"{chain}, {other}"
             conditions.append(f"{self.random.choice(columns)} = {self.random.choice(more)}")
             columns += more
