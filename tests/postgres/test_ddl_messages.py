@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cdc.errors import SourceError
 from cdc.postgres.connection import connect
 from cdc.postgres.ddl_messages import parse_ddl_message, trigger_script
 from cdc.postgres.system_catalog import read_catalog_tables
@@ -299,7 +300,7 @@ def test_the_schema_of_another_role_is_not_trusted(database: str) -> None:
     role = database.rpartition("/")[2]
     run_sql(database, f'CREATE ROLE "{role}"', f'CREATE SCHEMA cdc_source AUTHORIZATION "{role}"')  # type: ignore[arg-type]
     try:
-        with pytest.raises(psycopg.errors.RaiseException, match="belongs to another role"), connect(database) as conn:
+        with pytest.raises(SourceError, match="belongs to another role"), connect(database) as conn:
             conn.execute(trigger_script("install").encode())
     finally:
         run_sql(database, "DROP SCHEMA cdc_source", f'DROP ROLE "{role}"')  # type: ignore[arg-type]
