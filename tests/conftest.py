@@ -158,7 +158,9 @@ def _expensive_fixture(item: pytest.Item) -> str | None:
     assert isinstance(item, pytest.Function)
     if _uses_spark(item):
         return _SPARK
-    chosen = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    # not every object can be compared with a text
+    chosen = {value for value in parameters if isinstance(value, str)}
     return next((name for name in OTHERS if name in item.fixturenames or name in chosen), None)
 
 
