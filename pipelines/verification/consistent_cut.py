@@ -28,7 +28,7 @@ from cdc.postgres.copy_in_snapshot import begin_snapshot, lock_tables
 from cdc.postgres.publication import published_rows
 from cdc.postgres.slot import create_slot
 from cdc.postgres.sqlstate import map_errors
-from cdc.postgres.tables import TableName, match_tables
+from cdc.postgres.tables import TableName, match_tables, readable_tables
 from cdc.stores.published_record import Published
 from cdc.table import TableSchema
 
@@ -171,7 +171,8 @@ def _request_batches(catalog: Catalog, request: CutRequest, source: Any, command
             commands[sink] = catalog.commands.post(request.pipeline, "cut", {"sink": sink, "position": int(position)})
         begin_snapshot(source, exported.name)
         if request.locks_all:
-            lock_tables(source, match_tables(source, request.patterns, request.exclude))
+            # a table that the role may not read is reported as not compared; the others are
+            lock_tables(source, readable_tables(source, match_tables(source, request.patterns, request.exclude)))
     # a standby, which is read-only, sends the heartbeat of its primary
     with connect(request.primary or request.dsn, application_name="cdc verify") as conn:
         logical_messages.emit_message(conn, HEARTBEAT_PREFIX, "verify")

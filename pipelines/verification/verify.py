@@ -24,7 +24,7 @@ from cdc.errors import ConfigError, LogError, PositionNotReached, SinkUnavailabl
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.postgres.publication import published_schema
-from cdc.postgres.tables import match_tables
+from cdc.postgres.tables import TableName, match_tables, readable_tables
 from cdc.stores.published_record import TableRecord, TargetState
 from cdc.stores.search_reader import open_search
 from cdc.table import TableSchema, TableState, matches, matches_name
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 TIMEOUT: Final = 60.0
 """Default maximum seconds to wait until the sinks reach the cut."""
+_NO_RIGHT: Final = "the role of the source may not read the table, or row security hides rows: see 'cdc doctor --sql'"
 UNREADABLE: Final = "unreadable"
 """State of a verdict whose table was not compared because the store of its sink cannot be read."""
 
@@ -256,6 +257,8 @@ def comparison_at(
     if record.state != TargetState.STREAMING or record.position != cut.position:
         return refused(sink.name, topic, record.state, record.reason or _not_at_cut(record))
     schema = published_schema(cut.source, oid, cut.publication, relation=record.relation)
+    if schema is not None and not readable_tables(cut.source, [(oid, TableName(schema.schema, schema.name))]):
+        return refused(sink.name, topic, record.state, _NO_RIGHT)
     if schema is None:
         return refused(sink.name, topic, record.state, "the table does not exist at the source")
     expected = ExpectedSchema.of(sink, schema)

@@ -7,7 +7,9 @@ from decimal import Decimal
 
 import pyarrow as pa
 import pytest
+from psycopg.conninfo import make_conninfo
 
+from cdc.config import Definition
 from cdc.errors import ConfigError
 from cdc.postgres.connection import connect
 from cdc.verify_and_replay_options import VerifyMode
@@ -67,6 +69,35 @@ def test_a_table_that_the_sink_does_not_list_is_reported_and_goes_by_its_topic(o
         (verdict,) = own.report(tables=('public."late.one"',)).tables
     assert states == {"public.kinds": "streaming", "public.late": "absent", 'public."late.one"': "absent"}
     assert (verdict.topic, verdict.state) == ('public."late.one"', "absent")
+
+
+def test_a_table_that_the_role_may_not_read_is_reported_and_the_others_are_compared(own: VerifiedPipeline) -> None:
+    with connect(own.dsn) as conn:
+        conn.execute("CREATE ROLE verifier LOGIN REPLICATION")
+        conn.execute("CREATE TABLE public.hidden (id int PRIMARY KEY)")
+        conn.execute("GRANT SELECT ON public.kinds TO verifier")
+    try:
+        own.fill({"lake": typed()})
+        own.definition = as_role(own.definition, "verifier")
+        with own.apply():
+            readable = {verdict.topic: (verdict.equal, verdict.state) for verdict in own.report().tables}
+            with connect(own.dsn) as conn:
+                conn.execute("REVOKE SELECT ON public.kinds FROM verifier")
+            (kinds,) = own.report(tables=("public.kinds",)).tables
+    finally:
+        with connect(own.dsn) as conn:
+            conn.execute("DROP OWNED BY verifier")
+            conn.execute("DROP ROLE verifier")
+
+    assert readable == {"public.kinds": (True, "streaming"), "public.hidden": (False, "absent")}
+    assert (kinds.compared, "may not read the table" in (kinds.reason or "")) == (False, True)
+
+
+def as_role(definition: Definition, role: str) -> Definition:
+    """Return the definition with another role of the source."""
+    source = definition.source
+    dsn = make_conninfo(source.dsn.reveal(), user=role)
+    return definition.model_copy(update={"source": source.model_copy(update={"dsn": type(source.dsn)(dsn)})})
 
 
 def test_an_unknown_sink_or_table_is_refused(pipeline: VerifiedPipeline) -> None:
