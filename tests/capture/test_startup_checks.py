@@ -55,7 +55,7 @@ def test_a_first_start_that_is_refused_reports_every_problem_and_leaves_neither_
     assert "public.none" in ended.errors
     assert not (unfit.folder / "log").exists()
     left = "SELECT count(*) FROM (SELECT FROM pg_publication UNION ALL SELECT FROM pg_replication_slots"
-    assert rows_of(unfit.dsn, f"{left} WHERE database = current_database())") == [(0,)]
+    assert rows_of(unfit.dsn, f"{left} WHERE database = current_database()) AS rest") == [(0,)]
 
     run_sql(unfit.dsn, "ALTER TABLE bare REPLICA IDENTITY FULL", "ALTER TABLE none REPLICA IDENTITY DEFAULT")
     check_log(unfit.definition)
