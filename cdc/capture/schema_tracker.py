@@ -1,8 +1,9 @@
 """Schema tracker: finds the current schema version of every relation in a replication session.
 
 The tracker uses Relation messages in the stream, messages of the DDL event triggers if they are installed, and a query
-of the system catalogs every 30 s. The query finds changes that no message shows. Only the decoding thread writes schema
-rows, so the results of the query wait until that thread calls detect_drift.
+of the system catalogs every 12 s. The query finds changes that no message shows. Only the decoding thread writes schema
+rows, so the results of the query wait until that thread calls detect_drift. On an idle source it does so with each
+heartbeat; the queries therefore do not wait for that thread.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from threading import Event
 from typing import Any, Final, TypeVar
 
 import structlog
@@ -27,13 +29,28 @@ from cdc.postgres.unreplicated_changes import CatalogState, check_attached, find
 from cdc.postgres.visibility import await_definition
 from cdc.table import ADDED, PARTITION_OF, TableSchema, TableState, matches, topic
 
-CATALOG_CHECK_EVERY: Final = 30.0
-"""Seconds between two system catalog queries; a query took 8 ms for one table, and 80–150 ms for 1,000 tables."""
+CATALOG_CHECK_EVERY: Final = 12.0
+"""Seconds between two system catalog queries; a query took 8 ms for one table, and 80–150 ms for 1,000 tables.
+
+The log has a change after this time and one heartbeat, and the catalog a few seconds later: together less than 30 s.
+"""
+SEAL_QUERY_EVERY: Final = 30.0
+"""Seconds between two queries of the event triggers' seal, because of messages that are not authentic."""
 DEFINITION_TIMEOUT: Final = 5.0
 """Maximum seconds until the system catalogs show a transaction of the stream that changed a table's definition."""
 
 _T = TypeVar("_T")
 log = structlog.get_logger("reader")
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogCheck:
+    """What one system catalog query found."""
+
+    compared: Mapping[int, TableSchema]
+    """The schema versions when the query began, by OID."""
+    states: Mapping[int, CatalogState]
+    """What the system catalogs have, by OID; without tables that do not exist."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,13 +87,13 @@ class SchemaTracker:
         self._unannounced: dict[int, TableSchema] = {}
         self._epoch = epoch
         self._every, self._due = check_every, time.monotonic()
+        self._closed = Event()
         # queries run in a thread of their own, so that they never delay the stream
         self._checker = ThreadPoolExecutor(1, thread_name_prefix="drift")
-        self._check: Future[dict[int, CatalogState]] | None = None
-        self._checked: dict[int, TableSchema] = {}
+        self._check: Future[CatalogCheck | None] | None = None
         self._checks = 0
         self._seal: str | None = None
-        self._seal_every, self._seal_due = CATALOG_CHECK_EVERY, time.monotonic()
+        self._seal_every, self._seal_due = SEAL_QUERY_EVERY, time.monotonic()
         self._conn: Any = None
         self._view: CatalogView | None = None
         self._seen: set[int] = set()
@@ -85,6 +102,11 @@ class SchemaTracker:
     def checks(self) -> int:
         """Number of system catalog queries whose results were applied."""
         return self._checks
+
+    @property
+    def has_check_result(self) -> bool:
+        """Whether a system catalog query has ended whose result the next call of detect_drift applies."""
+        return self._check is not None and self._check.done()
 
     def set_schema(self, schema: TableSchema) -> None:
         """Use this schema version of the table from now on.
@@ -150,12 +172,17 @@ class SchemaTracker:
             try:
                 return question(self._conn)
             except SourceUnreachable:
-                self.close()
+                self._disconnect()
         self._conn = connect(self._dsn, application_name="cdc catalogs", timeout=ANSWER_TIMEOUT)
         return question(self._conn)
 
     def close(self) -> None:
-        """Close the connection to the source's system catalogs."""
+        """End the queries of the source's system catalogs, and close the connection to them."""
+        self._closed.set()
+        self._checker.shutdown(wait=False)
+        self._disconnect()
+
+    def _disconnect(self) -> None:
         if self._conn is not None:
             self._conn.close()
             self._conn = None
@@ -214,33 +241,49 @@ class SchemaTracker:
     def detect_drift(self) -> Iterator[TableSchema]:
         """Yield the schema versions that changed since the last call, as the last system catalog query found them.
 
-        The method starts the next query when it is due, and never waits for the result.
+        The method never waits for a query: the next one begins when it is due, in its own thread.
         """
-        if self._check is not None and self._check.done():
-            done, self._check = self._check, None
-            self._due = time.monotonic() + self._every
-            try:
-                sights = done.result()
-            except CdcError as exc:
-                log.warning(
-                    "cannot query the system catalogs; the next query finds schema changes that pgoutput does not send",
-                    code=exc.code,
-                    message=exc.message,
-                )
-                return
-            self._checks += 1
-            for oid, before in self._checked.items():
-                # a table that changed during the query waits for the next one
-                if self._known.get(oid) is before:
-                    yield from self._changed(_after_catalog_check(before, sights.get(oid)), before)
-        elif self._check is None and time.monotonic() >= self._due:
-            self._checked = {o: s for o, s in self._known.items() if s.state is not TableState.DROPPED}
-            self._check = self._checker.submit(self._read_catalog, self._checked)
+        if self._check is None:
+            self._check = self._checker.submit(self._query_when_due)
+        elif self._check.done():
+            ended, self._check = self._check, self._checker.submit(self._query_when_due)
+            yield from self._compare(ended)
 
-    def _read_catalog(self, known: Mapping[int, TableSchema]) -> dict[int, CatalogState]:
+    def _compare(self, ended: Future[CatalogCheck | None]) -> Iterator[TableSchema]:
+        try:
+            check = ended.result()
+        except CdcError as exc:
+            log.warning(
+                "cannot query the system catalogs; the next query finds schema changes that pgoutput does not send",
+                code=exc.code,
+                message=exc.message,
+            )
+            return
+        if check is None:
+            return
+        self._checks += 1
+        for oid, before in check.compared.items():
+            # a table that changed during the query waits for the next one
+            if self._known.get(oid) is before:
+                yield from self._changed(_after_catalog_check(before, check.states.get(oid)), before)
+
+    def _query_when_due(self) -> CatalogCheck | None:
+        """Wait until the next query is due, and return what it finds; None if the tracker was closed before."""
+        if self._closed.wait(max(0.0, self._due - time.monotonic())):
+            return None
+        try:
+            return self._read_catalog()
+        finally:
+            self._due = time.monotonic() + self._every
+
+    def _read_catalog(self) -> CatalogCheck:
+        known = self._known.copy()  # in one step: the decoding thread may change the original
+        compared = {oid: schema for oid, schema in known.items() if schema.state is not TableState.DROPPED}
         with connect(self._dsn, application_name="cdc drift", timeout=ANSWER_TIMEOUT) as conn:
-            states = read_catalog_states(conn, list(known), self._publication)
-            return {oid: check_attached(conn, known[oid], state) for oid, state in states.items()}
+            states = read_catalog_states(conn, list(compared), self._publication)
+            return CatalogCheck(
+                compared, {oid: check_attached(conn, compared[oid], state) for oid, state in states.items()}
+            )
 
     def _changed(self, schema: TableSchema, before: TableSchema) -> Iterator[TableSchema]:
         if schema == before:

@@ -1,4 +1,4 @@
-"""Schema tracker: relations that are not captured, and DDL messages that change a known table."""
+"""Schema tracker: relations that are not captured, DDL messages, and checks of the catalog that find a change."""
 
 from __future__ import annotations
 
@@ -9,12 +9,18 @@ from dataclasses import replace
 import pytest
 from structlog.testing import capture_logs
 
-from cdc.capture.schema_tracker import CaptureFilter, SchemaTracker
+from cdc.capture.reader_monitor import READ_SCHEMAS_EVERY, REPORT_EVERY
+from cdc.capture.schema_tracker import CATALOG_CHECK_EVERY, CaptureFilter, SchemaTracker
+from cdc.config.source import Source
 from cdc.pgoutput.decoder_events import RelationSeen
 from cdc.position import Position
+from cdc.postgres.connection import connect
 from cdc.postgres.ddl_messages import trigger_script
+from cdc.postgres.publication import ensure_publication, published_schema
+from cdc.postgres.tables import match_tables
 from cdc.table import REMOVED, TableSchema, TableState
 from tests.fixtures.postgres import rows_of, run_sql
+from tests.fixtures.waiting import until
 from tests.pgoutput.streams import ORDERS, relation
 
 Applied = Callable[[bytes], list[TableSchema]]
@@ -76,3 +82,30 @@ def test_a_flood_of_messages_without_the_key_is_one_query_and_one_log_message(da
         tracker.close()
         assert not any(tracker.is_authentic(forged) for _ in range(10_000))
     assert len(lines) == 1
+
+
+def test_each_call_applies_a_check_of_the_catalog_that_began_without_a_call(database: str) -> None:
+    run_sql(database, "CREATE TABLE t (id int PRIMARY KEY)")
+    with connect(database) as conn:
+        ((oid, name),) = match_tables(conn, ["public.t"])
+        ensure_publication(conn, "pub", [name])
+        table = published_schema(conn, oid, "pub")
+    assert table is not None
+    capture_filter = CaptureFilter(dsn=database, publication="pub")
+    tracker = SchemaTracker(capture_filter, {table.relation: table}, 0, check_every=0.0)
+
+    def next_check() -> list[str]:
+        until(lambda: tracker.has_check_result, "the end of a check of the catalog")
+        return [version.topic for version in tracker.detect_drift()]
+
+    list(tracker.detect_drift())  # begins the first one
+    next_check()
+    run_sql(database, "ALTER TABLE t RENAME TO renamed")
+    topics = [*next_check(), *next_check()]  # the first of them may have begun before the table was renamed
+    tracker.close()
+    assert topics == ["public.renamed"]
+
+
+def test_a_catalog_check_and_a_heartbeat_show_a_renamed_table_within_thirty_seconds() -> None:
+    heartbeat = Source.model_fields["heartbeat"].default + REPORT_EVERY  # the reporter's thread sends it
+    assert CATALOG_CHECK_EVERY + heartbeat + READ_SCHEMAS_EVERY + REPORT_EVERY <= 30

@@ -112,4 +112,7 @@ def decoding_session(dsn: str, pattern: str = "public.*") -> Iterator[DecodingSe
     known = {schema.relation: schema for schema in found if schema is not None}
     relations = SchemaTracker(CaptureFilter(dsn=dsn, publication=PUBLICATION), known, 0, check_every=0.0)
     with ReplicationStream.open(dsn, StreamOptions(slot=slot, publication=PUBLICATION, start=Lsn(0))) as stream:
-        yield DecodingSession(dsn, stream, relations)
+        try:
+            yield DecodingSession(dsn, stream, relations)
+        finally:
+            relations.close()
