@@ -99,8 +99,8 @@ class StatusReporter(Thread):
         self._inexact_due = 0.0
         self._has_continued = False
         """Whether the counters of the earlier reader were added."""
-        self._removed: set[str] = set()
-        """Topics of tables that the definition no longer includes; the catalog has no entry of them."""
+        self._unlisted: set[str] = set()
+        """What `unlisted_topics` returned for the log; the catalog has no entry of them."""
         self._recorded = RecordedProgress[TableProgress]()
         self._log: LogReader | None = None
         self.verdict: CdcError | None = None
@@ -287,11 +287,11 @@ class StatusReporter(Thread):
                 known = self._refreshed_log().schemas()
                 shown = [*self._copied_tables(), *catalog.tables.ls(self._definition.name)]
                 self._inexact = inexact_tables(known.values(), shown, int(position))
-                self._removed = removed_topics(known.values())
+                self._unlisted = unlisted_topics(known.values())
                 listed = {table.topic for table in shown if not table.sink and table.state != REFUSED}
-                if gone := self._removed & listed:
+                if gone := self._unlisted & listed:
                     catalog.tables.forget(self._definition.name, "", gone)
-        marked = {table.topic for table in self._inexact} | self._removed
+        marked = {table.topic for table in self._inexact} | self._unlisted
         return [*(table for table in self._copied_tables() if table.topic not in marked), *self._inexact]
 
     def _copied_tables(self) -> list[TableProgress]:
@@ -450,10 +450,14 @@ def inexact_tables(known: Iterable[TableSchema], shown: Iterable[TableProgress],
     return found
 
 
-def removed_topics(known: Iterable[TableSchema]) -> set[str]:
-    """Return the topics of tables that the definition no longer includes. known: the log's tables."""
+def unlisted_topics(known: Iterable[TableSchema]) -> set[str]:
+    """Return topics that no table of the log has: of tables that the definition no longer includes, and earlier topics
+    of renamed tables. known: the log's tables.
+    """
     schemas = list(known)
-    return {schema.topic for schema in schemas if schema.removed} - {s.topic for s in schemas if not s.removed}
+    left = {topic for schema in schemas for topic in schema.former_topics}
+    left |= {schema.topic for schema in schemas if schema.removed}
+    return left - {schema.topic for schema in schemas if not schema.removed}
 
 
 def add_positions(exc: Located, definition: Definition) -> Located:

@@ -14,12 +14,13 @@ from tenacity import Retrying, stop_after_attempt
 from cdc import metrics
 from cdc.capture.reader import ReaderStart
 from cdc.capture.reader_monitor import StatusReporter, add_positions, inexact_tables
-from cdc.catalog import TableProgress
+from cdc.catalog import Catalog, TableProgress
 from cdc.errors import SourceError, SourceUnreachable
 from cdc.position import Position
 from cdc.postgres.sqlstate import classify_message
 from cdc.table import ReplicaIdentity, TableSchema, TableState
-from tests.faults.capture import capture_table
+from tests.faults.capture import Captured, capture_table
+from tests.fixtures.postgres import run_sql
 from tests.fixtures.waiting import until
 
 LIVE = TableSchema(relation=7, oid=7, schema="shop", name="t", replica_identity=ReplicaIdentity.DEFAULT, columns=())
@@ -62,6 +63,28 @@ def test_a_table_that_is_refused_is_shown_so_until_it_is_captured() -> None:
 
     assert inexact_tables([LIVE.flagged(TableState.DROPPED, "removed before")], [refused], 9) == []
     assert inexact_tables([LIVE], [refused], 9) == [replace(SHOWN, position=9)]
+
+
+def test_a_renamed_table_is_listed_under_its_present_name_only(tmp_path: Path, database: str) -> None:
+    run_sql(database, "CREATE TABLE t_new (id int PRIMARY KEY)")
+    captured = capture_table(tmp_path, database)
+    assert reported_topics(captured) == {"public.t", "public.t_new"}
+
+    run_sql(database, "ALTER TABLE t RENAME TO t_old; ALTER TABLE t_new RENAME TO t")
+    run_sql(database, "INSERT INTO t VALUES (1)", "INSERT INTO t_old VALUES (1)")
+    captured.stream()
+    assert reported_topics(captured) == {"public.t", "public.t_old"}
+
+
+def reported_topics(captured: Captured) -> set[str]:
+    """The tables at the source that the catalog has after a report of a reader that copied `t` and `t_new`."""
+    definition, figures = captured.definition, metrics.Metrics()
+    figures.set(metrics.LOG_POSITION, int(captured.log.durable or 0), definition.name)
+    for topic in ("public.t", "public.t_new"):
+        figures.add(metrics.SNAPSHOT_ROWS, 1, definition.name, topic)
+    StatusReporter(definition, figures, Event()).close()
+    with Catalog.open(definition.catalog.url) as catalog:
+        return {table.topic for table in catalog.tables.ls(definition.name)}
 
 
 @pytest.mark.parametrize(
