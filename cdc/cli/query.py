@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from json import dumps
 from typing import Annotated, Any, Final
 
 import typer
@@ -106,7 +107,7 @@ def _print(names: list[str], rows: list[list[Any]]) -> None:
         table.add_column(Text(escaped_for_terminal(name)), justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(
-            *(Text("null", style="dim") if value is None else Text(escaped_for_terminal(str(value))) for value in row)
+            *(Text("null", style="dim") if value is None else Text(escaped_for_terminal(_cell(value))) for value in row)
         )
     console = Console()
     width = Measurement.get(console, console.options.update_width(_ANY_WIDTH), table).maximum
@@ -124,5 +125,9 @@ def _print_upright(names: list[str], rows: list[list[Any]]) -> None:
     for number, row in enumerate(rows, 1):
         echo(f"── row {number}")
         for name, value in zip(names, row, strict=True):
-            text = "null" if value is None else escaped_for_terminal(str(value))
+            text = "null" if value is None else escaped_for_terminal(_cell(value))
             echo(f"  {escaped_for_terminal(name):<{widest}}  {text}")
+
+
+def _cell(value: Any) -> str:
+    return dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else str(value)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import date, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -21,6 +20,7 @@ from cdc.log.bucket_files import Root
 from cdc.position import Position
 from cdc.stores.awaited_position import POLL, AwaitedPosition
 from cdc.stores.cut_retention import format_time
+from cdc.stores.json_values import json_value
 from cdc.stores.lake_reader import Lake, ReadAt, parse_at
 from cdc.stores.lake_with_views import LakeWithViews
 from cdc.stores.published_record import Published, TableRecord, TargetState, by_topic
@@ -63,7 +63,7 @@ class QueryAnswer:
 
     columns: Sequence[str]
     rows: Sequence[Sequence[Any]]
-    """Values as JSON has them: numbers that JSON cannot hold exactly, times and bytes are text."""
+    """Values as JSON has them; see cdc.stores.json_values."""
     more: bool
     """True if further rows were left out because of the limit."""
     cut: Published | None
@@ -161,21 +161,17 @@ def _read_rows(reader: pa.RecordBatchReader, limit: int) -> tuple[list[list[Any]
     """Return at most `limit` rows, and True if the reader has more rows."""
     rows: list[list[Any]] = []
     for batch in reader:
-        columns = [column.to_pylist() for column in batch.slice(0, limit + 1 - len(rows)).columns]
-        rows.extend([_json_value(value) for value in row] for row in zip(*columns, strict=True))
+        columns = [_shortest_reals(column).to_pylist() for column in batch.slice(0, limit + 1 - len(rows)).columns]
+        rows.extend([json_value(value) for value in row] for row in zip(*columns, strict=True))
         if len(rows) > limit:
             return rows[:limit], True
     return rows, False
 
 
-def _json_value(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return "\\x" + value.hex()
-    if isinstance(value, date | datetime):
-        return value.isoformat()
-    # a JSON number loses digits of decimals, and JSON has no NaN
-    return value if value is None or isinstance(value, bool | int | str) or _is_finite(value) else str(value)
-
-
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, float) and value - value == 0
+def _shortest_reals(column: pa.Array) -> pa.Array:
+    """Return reals as doubles with the same shortest text: 0.1, where the nearest double is 0.10000000149011612."""
+    if pa.types.is_float32(column.type):
+        return column.cast(pa.string()).cast(pa.float64())
+    if pa.types.is_list(column.type) and pa.types.is_float32(column.type.value_type):
+        return column.cast(pa.list_(pa.string())).cast(pa.list_(pa.float64()))
+    return column

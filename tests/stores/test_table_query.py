@@ -59,7 +59,20 @@ def test_values_that_json_cannot_hold_are_text(lake: OneTableLake) -> None:
     sql = "select 1.50::decimal(9, 2), 'NaN'::double, 0.5::double, x'0aff', date '2026-01-02', null, true from orders"
     answer = query_tables(QueriedSink(lake.definition), QueryRequest(sql=sql))
 
-    assert answer.rows == [["1.50", "nan", 0.5, "\\x0aff", "2026-01-02", None, True]]
+    assert answer.rows == [["1.50", "NaN", 0.5, "\\x0aff", "2026-01-02", None, True]]
+
+
+def test_values_inside_of_others_are_as_json_has_them_too(lake: OneTableLake) -> None:
+    lake.publish(20)
+    sql = """
+        select 0.1::real, [0.1::real, null], [x'0a'], ['-Infinity'::double], named_struct('price', 1.50::decimal(9, 2)),
+               0.0000000001::decimal(20, 10)
+        from orders
+    """
+    answer = query_tables(QueriedSink(lake.definition), QueryRequest(sql=sql))
+
+    nested = [[0.1, None], ["\\x0a"], ["-Infinity"], {"price": "1.50"}]
+    assert answer.rows == [[0.1, *nested, "0.0000000001"]]
 
 
 def test_a_sink_is_found_by_its_name(tmp_path: Path) -> None:

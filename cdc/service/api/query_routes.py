@@ -63,8 +63,8 @@ class SelectedRows:
     """The rows that a query selected."""
 
     columns: list[str]
-    rows: list[list[str | int | float | bool | None]]
-    """Numbers that JSON cannot hold exactly, times and bytes are text."""
+    rows: list[list[str | int | float | bool | list[Any] | dict[str, Any] | None]]
+    """Integers and floats are numbers; decimals, NaN, infinities, times and bytes are text; arrays are lists."""
     more: bool
     """True if further rows were left out because of `limit`."""
     cut: CutOfRows | None
