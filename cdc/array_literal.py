@@ -34,11 +34,25 @@ arrays is recognised by the OID of its base type.
 """
 BOX_ARRAY_OID: Final = 1020
 """OID of box[], the only array type with semicolons between its elements; such a column stays text."""
+_TEXT_OID: Final = 25
+_SCALARS: Final = frozenset({BOX_ARRAY_OID, _TEXT_OID, *ELEMENT_BY_OID.values()})
 _ELEMENT: Final = re.compile(r'"((?:[^"\\]|\\.)*)"|([^{}",\\]+)', re.DOTALL)
 _ESCAPED: Final = re.compile(r"\\(.)", re.DOTALL)
 _NULL: Final = "NULL"
 _QUOTED: Final = re.compile(r'\A\Z|[{},"\\ \t\n\r\v\f]|\A[nN][uU][lL][lL]\Z')
 """Pattern of elements that Postgres quotes: empty texts, the word NULL, and texts with special characters."""
+
+
+def element_type(oid: int, type_name: str) -> int | None:
+    """Return the OID of the type of an array's elements; that of text if they are texts; None for other types.
+
+    oid, type_name: the array type; for a domain, the OID of its base type.
+    """
+    if oid in ELEMENT_BY_OID:
+        return ELEMENT_BY_OID[oid]
+    # format_type ends the name of an array type with brackets, and quotes a name that has brackets itself
+    is_text_array = oid in TEXT_ELEMENT_BY_OID or (type_name.endswith("[]") and oid not in _SCALARS)
+    return _TEXT_OID if is_text_array else None
 
 
 def parse_array(text: str) -> list[str | None]:

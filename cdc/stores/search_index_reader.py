@@ -199,6 +199,8 @@ class SearchPage:
     rows: Sequence[FoundRow]
     next: Sequence[Any] | None
     """Where the next page begins, as JSON values that only the engine reads; None if there are no more rows."""
+    types: Mapping[str, Column] = field(default_factory=dict)
+    """Name in the rows → the column of the source whose type the values have; others, such as masked ones, are text."""
 
 
 class SearchIndex:
@@ -301,7 +303,8 @@ class SearchIndex:
                 remedy="start the search again without the page token",
             )
         has_more = len(hits) > skipped + limit
-        return SearchPage(rows[skipped:], [offset + limit, _digest(rows[-1])] if has_more else None)
+        place = [offset + limit, _digest(rows[-1])] if has_more else None
+        return SearchPage(rows[skipped:], place, self._types_of(self.topics[topic]))
 
     def _place(self, after: Sequence[Any]) -> tuple[int, str]:
         """Return the number of the rows before a page, and the digest of the last of them."""
@@ -350,6 +353,16 @@ class SearchIndex:
             found = DocumentRules("") if schema is None else DocumentRules.plain(schema)
             self._rules[relation] = found
         return found
+
+    def _types_of(self, relation: int) -> dict[str, Column]:
+        """Return name in the rows → column of the source, for the columns that are not masked."""
+        record, rules = self._tables()[relation], self._rules_of(relation)
+        sent = () if record.schema is None else TableSchema.from_json(record.schema).sent
+        return {
+            rules.columns[column.id].name: column
+            for column in sent
+            if column.id in rules.columns and column.id not in rules.masks
+        }
 
     def _row(self, address: tantivy.DocAddress, score: float) -> FoundRow:
         stored = self._searcher.doc(address)

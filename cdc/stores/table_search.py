@@ -13,18 +13,19 @@ import hashlib
 import json
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from cdc.config import Definition, SearchSinkDefinition
 from cdc.errors import ConfigError, CutUnavailable, PositionNotReached, SinkUnavailable, UnknownName
 from cdc.position import Position
 from cdc.stores.awaited_position import POLL, AwaitedPosition
+from cdc.stores.json_values import conversion_of
 from cdc.stores.published_record import TableRecord, TargetState
 from cdc.stores.search_index_reader import FoundRow
 from cdc.stores.search_reader import SearchReader, open_search
-from cdc.table import split_topic
+from cdc.table import Column, split_topic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +57,23 @@ class SearchAnswer:
     rows: Sequence[FoundRow]
     next: str | None
     """Page token of the next page; None if there are no more rows."""
+    types: Mapping[str, Column] = field(default_factory=dict)
+    """Name in the rows → the column of the source whose type the values have; others, such as masked ones, are text."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the answer as JSON values."""
+        """Return the answer as JSON values; those of a row are as a query of a Delta table returns them."""
+        conversions = {name: conversion_of(column) for name, column in self.types.items()}
+
+        def typed(name: str, text: str | None) -> Any:
+            return text if text is None or name not in conversions else conversions[name](text)
+
         rows = [
-            {"key": list(row.key), "position": str(row.position), "score": row.score, "row": dict(row.source)}
+            {
+                "key": list(row.key),
+                "position": str(row.position),
+                "score": row.score,
+                "row": {name: typed(name, text) for name, text in row.source.items()},
+            }
             for row in self.rows
         ]
         return {"topic": self.topic, "position": str(self.position), "rows": rows, "next": self.next}
@@ -139,7 +152,7 @@ class TableSearch:
         place = None if self._token is None else self._token.place_at(position)
         page = reader.page(topic, self._request.words, self._request.limit, place)
         token = None if page.next is None else _PageToken(position, page.next).encode(self._request)
-        return SearchAnswer(topic, position, page.rows, token)
+        return SearchAnswer(topic, position, page.rows, token, page.types)
 
     def _have_all_reached(self) -> bool:
         """Whether no sink can have the table at the wanted position, because all are there without it."""

@@ -30,7 +30,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.array_literal import BOX_ARRAY_OID, ELEMENT_BY_OID, TEXT_ELEMENT_BY_OID, parse_array
+from cdc.array_literal import ELEMENT_BY_OID, element_type, parse_array
 from cdc.table import Column
 from pipelines.types.postgres_text import to_postgres_text
 
@@ -258,7 +258,6 @@ def _indexes_after_split(is_parsed: pa.Array) -> pa.Array:
     return pc.if_else(is_parsed, pc.add(parsed_before, plain), pc.subtract(rows, parsed_before))
 
 
-_NO_ARRAYS: Final = frozenset({BOX_ARRAY_OID, NUMERIC_OID, TEXT_OID, *EXACT_BY_OID})
 _OID_OF: Final = {family.arrow: oid for oid, family in reversed(EXACT_BY_OID.items())} | {TEXT.arrow: TEXT_OID}
 _ARRAY_OF: Final = {element: oid for oid, element in ELEMENT_BY_OID.items()} | {TEXT_OID: TEXT_ARRAY_OID}
 
@@ -298,13 +297,8 @@ def _scalar_family(oid: int, typmod: int) -> Family:
 
 def _element_of(column: Column, oid: int, typmod: int) -> Family | None:
     """Return the family of the elements of an array column; None if the column's type is not an array."""
-    if oid in ELEMENT_BY_OID:
-        return _scalar_family(ELEMENT_BY_OID[oid], typmod)
-    if oid in TEXT_ELEMENT_BY_OID:
-        return TEXT
-    # format_type ends the name of an array type with brackets, and quotes a name that has brackets itself
-    is_array = column.type_name.endswith("[]") and oid not in _NO_ARRAYS
-    return TEXT if is_array else None
+    element = element_type(oid, column.type_name)
+    return None if element is None else _scalar_family(element, typmod)
 
 
 ArrayConversion = Callable[[pa.Array], pa.Array]

@@ -1,4 +1,4 @@
-"""JSON values: those of single values of a Delta table."""
+"""JSON values: those of single values and texts; test_table_search.py compares a search with a query."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cdc.stores.json_values import json_value
+from cdc.stores.json_values import conversion_of, json_value
+from cdc.table import Column
+from tests.contracts.folded import column
 
 
 @pytest.mark.parametrize(
@@ -32,3 +34,23 @@ from cdc.stores.json_values import json_value
 )
 def test_a_value_is_what_json_has(value: Any, expected: Any) -> None:
     assert json.dumps(json_value(value), allow_nan=False) == json.dumps(expected)
+
+
+@pytest.mark.parametrize(
+    ("of", "text"),
+    [
+        (column(1, "c", "boolean", oid=16), "***"),
+        (column(1, "c", "integer", oid=23), "***"),
+        (column(1, "c", "real", oid=700), "Infinity"),
+        (column(1, "c", "double precision", oid=701), "NaN"),
+        (column(1, "c", "timestamp", oid=1114), "infinity"),
+        (column(1, "c", "timestamptz", oid=1184), "0044-03-15 12:00:00+00 BC"),
+        (column(1, "c", "timestamp", oid=1114), "10000-01-01 00:00:00"),
+        (column(1, "c", "integer[]", oid=1007), "{{1},{2}}"),
+        (column(1, "c", "integer[]", oid=1007), "[0:1]={1,2}"),
+        (column(1, "c", "integer[]", oid=1007, key=0), "{1,2}"),
+        (column(1, "c", "box[]", oid=1020), "{(1,1),(0,0)}"),
+    ],
+)
+def test_a_text_without_a_value_in_a_delta_table_stays_text(of: Column, text: str) -> None:
+    assert conversion_of(of)(text) == text

@@ -11,16 +11,52 @@ from typing import Any
 
 import pytest
 
+from cdc.config import DeltaSinkDefinition
 from cdc.errors import ConfigError, CutUnavailable, PositionNotReached, SinkUnavailable, UnknownName
 from cdc.position import Position
+from cdc.stores.published_record import Published
+from cdc.stores.table_query import QueriedSink, QueryRequest, query_tables
 from cdc.stores.table_search import SearchAnswer, SearchRequest, TableSearch, find_topic, search_table
-from cdc.table import TableState
-from tests.contracts.folded import ORDERS, column, put
+from cdc.table import Column, TableSchema, TableState
+from pipelines.sinks.delta.settings import DeltaSettings
+from pipelines.sinks.delta.sink import DeltaSink
+from tests.contracts.folded import ORDERS, Row, batch, column, put
 from tests.fixtures.search_sinks import search_sink
 from tests.fixtures.search_stores import SearchStore, mugs, new_store
 from tests.fixtures.waiting import until
 
 FIRST = SearchRequest(table="orders", words="mug", limit=7)
+CODE = "6f1f6f0a-0000-0000-0000-000000000001"
+TWENTY_DIGITS = (20 << 16 | 10) + 4
+VALUES: list[tuple[Column, str | None, Any]] = [
+    (column(1, "id", "bigint", oid=20, key=0), "9007199254740993", 9007199254740993),
+    (column(2, "item"), "mug", "mug"),
+    (column(3, "small", "smallint", oid=21), "-7", -7),
+    (column(4, "sold", "boolean", oid=16), "t", True),
+    (column(5, "left", "boolean", oid=16), "f", False),
+    (column(6, "price", "numeric", oid=1700, typmod=TWENTY_DIGITS), "0.0000000001", "0.0000000001"),
+    (column(7, "free", "numeric", oid=1700), "1.50", "1.50"),
+    (column(8, "weight", "real", oid=700), "0.1", 0.1),
+    (column(9, "length", "double precision", oid=701), "1e+20", 1e20),
+    (column(10, "size", "double precision", oid=701), "-Infinity", "-Infinity"),
+    (column(11, "rate", "real", oid=700), "NaN", "NaN"),
+    (column(12, "born", "date", oid=1082), "2026-01-31", "2026-01-31"),
+    (column(13, "made", "timestamp", oid=1114), "2026-01-31 12:00:00.5", "2026-01-31T12:00:00.500000"),
+    (column(14, "sent", "timestamptz", oid=1184), "2026-01-31 12:00:00+00", "2026-01-31T12:00:00+00:00"),
+    (column(15, "image", "bytea", oid=17), "\\x00ff", "\\x00ff"),
+    (column(16, "note", "jsonb", oid=3802), '{"a": [1, 2.50]}', '{"a": [1, 2.50]}'),
+    (column(17, "number", "shop.count", oid=90_001, type_kind="d", base_type_oid=23), "12", 12),
+    (column(18, "tags", "text[]", oid=1009), '{blue,NULL,"a b"}', ["blue", None, "a b"]),
+    (column(19, "counts", "bigint[]", oid=1016), "{1,NULL}", [1, None]),
+    (column(20, "prices", "numeric[]", oid=1231, typmod=TWENTY_DIGITS), "{1.5000000000}", ["1.5000000000"]),
+    (column(21, "weights", "real[]", oid=1021), "{0.1,NaN}", [0.1, "NaN"]),
+    (column(22, "moments", "timestamp[]", oid=1115), '{"2026-01-31 12:00:00"}', ["2026-01-31T12:00:00"]),
+    (column(23, "code", "uuid", oid=2950), CODE, CODE),
+    (column(24, "none", "integer", oid=23), None, None),
+    (column(25, "owner", "oid", oid=26), "4294967295", 4294967295),
+    (column(26, "term", "interval", oid=1186), "1 mon", "1 mon"),
+]
+"""Column, its text as Postgres prints it, and the JSON value of a search and of a query."""
 
 
 def pages(store: SearchStore, request: SearchRequest = FIRST) -> list[SearchAnswer]:
@@ -165,3 +201,50 @@ def test_rows_of_a_server_with_one_score_are_in_the_order_of_their_keys(tmp_path
 )
 def test_a_name_means_the_one_table_that_has_it(table: str, topic: str | None) -> None:
     assert find_topic(["shop.a", "shop.b", "old.b"], table) == topic
+
+
+def row_of(values: list[tuple[Column, str | None, Any]]) -> tuple[TableSchema, Row]:
+    texts = {column.id: text for column, text, _ in values}
+    return replace(ORDERS, columns=tuple(column for column, _, _ in values)), Row((texts[1] or "",), 10, texts)
+
+
+def found_row(store: SearchStore) -> dict[str, Any]:
+    (found,) = json.loads(json.dumps(search_table(store.definition, FIRST).to_json()))["rows"]
+    assert found["key"] == [VALUES[0][1]]
+    row: dict[str, Any] = found["row"]
+    return row
+
+
+def exact(row: dict[str, Any]) -> dict[str, str]:
+    """The JSON of each value: true is not 1."""
+    return {name: json.dumps(value) for name, value in row.items()}
+
+
+def test_a_search_returns_the_same_json_values_as_a_query(search_store: SearchStore, tmp_path: Path) -> None:
+    schema, row = row_of(VALUES)
+    search_store.publish([row], 20, schema)
+    path = str(tmp_path / "lake/{schema}/{table}")
+    lake = DeltaSink(DeltaSettings("lake", path))
+    lake.open("log-1")
+    lake.publish(Published(20, 0, {1: lake.apply(batch([row], 0, 20, schema, generation=1))}))
+    names = [column.name for column in schema.columns]
+    sink = DeltaSinkDefinition(type="delta", name="lake", path=path)
+    sql = f"select {', '.join(names)} from orders"
+    (queried,) = query_tables(QueriedSink(sink), QueryRequest(sql=sql)).rows
+
+    assert exact(found_row(search_store)) == exact({column.name: value for column, _, value in VALUES})
+    assert exact(found_row(search_store)) == exact(dict(zip(names, queried, strict=True)))
+
+
+@pytest.mark.parametrize("engine", ["tantivy", "opensearch"])
+def test_a_masked_column_is_text_in_a_search(request: pytest.FixtureRequest, tmp_path: Path, engine: str) -> None:
+    masks = {"number": "keep_last:2", "sold": "redact"}
+    rules = [{"match": "shop.*", "transform": {"mask": masks, "rename": {"small": "little", "number": "count"}}}]
+    server = request.getfixturevalue("opensearch") if engine == "opensearch" else None
+    store = new_store(tmp_path, server and search_sink(server, {"rules": rules}), rules)
+    schema, row = row_of([*VALUES[:5], (column(6, "number", "integer", oid=23), "123", None)])
+    store.publish([row], 20, schema)
+
+    shown = {"id": 9007199254740993, "item": "mug", "little": -7, "sold": "***", "left": False, "count": "*23"}
+    assert exact(found_row(store)) == exact(shown)
+    store.sink.close()

@@ -64,8 +64,9 @@ class RowFound:
     position: str
     """Position of the change that wrote the row."""
     score: float
-    row: dict[str, str | None]
-    """Column → value as Postgres text; null is SQL NULL."""
+    row: dict[str, str | int | float | bool | list[Any] | None]
+    """Column → value, as a query of a Delta table returns it: integers and floats are numbers; numerics, NaN,
+    infinities, times and bytes are text; arrays are lists. A masked column is text. Null is SQL NULL."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,14 @@ from typing import Any, Final, Self
 from cdc.position import Position
 from cdc.stores.published_record import TableRecord
 from cdc.stores.search_index_reader import FoundRow
-from cdc.stores.search_server.document_values import RAW_FIELD, ValueKind, to_text
+from cdc.stores.search_server.document_values import RAW_FIELD, ValueKind, ValueType, to_text
 from cdc.stores.search_server.index_mapping import META, DocumentColumn
-from cdc.table import TableSchema
+from cdc.table import Column, TableSchema
 from cdc.target_names import POSITION_COLUMN
 
 _SORTED: Final = frozenset({"byte", "short", "integer", "long", "float", "double", "keyword"})
 """Field types whose sort values the server accepts again as the beginning of the next page."""
+_TEXT: Final = ValueType(ValueKind.WORDS)
 _WORDS: Final = frozenset({ValueKind.WORDS, ValueKind.EXACT})
 
 
@@ -33,6 +34,8 @@ class ShownTable:
     """cdc.config.sinks.search_fingerprint of the rules under which the documents were written."""
     order: Sequence[Mapping[str, str]]
     """Sort of a search: best match first, then by the key; the last criterion is unique in each shard."""
+    types: Mapping[str, Column]
+    """Name in the rows → the column of the source whose type the values have; others, such as masked ones, are text."""
 
     @classmethod
     def of(cls, table: TableRecord, mapping: Mapping[str, Any]) -> Self:
@@ -42,8 +45,16 @@ class ShownTable:
         fields, key = {column.id: column.field for column in columns}, meta["key"]
         sorted_key = [{name: "asc"} for id_ in key for name in _sort_fields(fields[id_], mapping["properties"])]
         order = [{"_score": "desc"}, *sorted_key, {"_seq_no": "asc"}]
+        sent = {column.id: column for column in schema.sent}
         return cls(
-            table.topic, columns, key, {column.id: column.missing for column in schema.sent}, meta["rules"], order
+            table.topic,
+            columns,
+            key,
+            {id_: column.missing for id_, column in sent.items()},
+            meta["rules"],
+            order,
+            # the documents have a masked column as text, whatever its type at the source
+            {column.name: sent[column.id] for column in columns if column.id in sent and column.type != _TEXT},
         )
 
     @property

@@ -154,7 +154,7 @@ class SearchServerReader:
             )
         hits = answer.body["hits"]["hits"]
         place = [_parsed(value) for value in hits[limit - 1]["sort"]] if len(hits) > limit else None
-        return SearchPage([shown.row(hit) for hit in hits[:limit]], place)
+        return SearchPage([shown.row(hit) for hit in hits[:limit]], place, shown.types)
 
     def documents(self, topic: str) -> Iterator[FoundRow]:
         """Yield all rows of a table, unordered; yield nothing if the sink does not have the topic."""
