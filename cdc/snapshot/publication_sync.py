@@ -142,7 +142,8 @@ class PublicationSync:
             return None
         with connect(source.current_dsn(), application_name="cdc tables") as conn:
             wanted = dict(match_tables(conn, definition.patterns, definition.excludes))
-            found = compare_tables(known, wanted, dict(match_tables(conn, ["*"])))
+            existing = dict(match_tables(conn, ["*"]))
+            found = compare_tables(known, wanted, existing)
             gone = [schema for schema in found.missing if read_schema(conn, schema.oid) is None]
             cleared = [s for s in dropped_tables(known) if not _is_included(s.topic, definition)]
             fit, wrong = self._capturable(found.added)
@@ -160,10 +161,10 @@ class PublicationSync:
                     self._mark(stream, schema, TABLE_GONE if _is_included(schema.topic, definition) else REMOVED)
                 added = self._add(conn, primary, stream, fit)
                 for schema in found.removed:
-                    self._remove(primary, stream, schema)
+                    self._remove(primary, stream, schema, existing[schema.oid])
                 for schema in cleared:
                     self._mark(stream, schema, REMOVED)
-        removed = tuple(schema.topic for schema in (*found.removed, *cleared))
+        removed = (*(str(existing[schema.oid]) for schema in found.removed), *(schema.topic for schema in cleared))
         return SyncResult(added, removed, refused, unread)
 
     def skip(self, chosen: TableSchema) -> None:
@@ -239,11 +240,12 @@ class PublicationSync:
             added_topics.append(str(name))
         return tuple(added_topics)
 
-    def _remove(self, primary: Any, stream: ChunkSender, schema: TableSchema) -> None:
+    def _remove(self, primary: Any, stream: ChunkSender, schema: TableSchema, present: TableName) -> None:
+        """End the capture of a table. present: its name at the source; another table may have the name of `schema`."""
         name = self._definition.source.publication.name
         publication = read_publication(primary, name)
         if publication is not None and publication.is_alterable(publication_control(self._definition)):
-            drop_table(primary, name, TableName(schema.schema, schema.name))
+            drop_table(primary, name, present)
         self._mark(stream, schema, REMOVED)
 
     def _mark(self, stream: ChunkSender, schema: TableSchema, reason: str) -> None:

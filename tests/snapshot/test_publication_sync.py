@@ -185,6 +185,29 @@ def test_a_table_that_was_removed_and_added_again_has_what_it_missed(held: Captu
     assert states(held)["public.u"] == [TableState.LIVE]
 
 
+def test_a_table_that_took_the_name_of_another_one_is_captured_and_the_other_one_no_longer(
+    tmp_path: Path, database: str
+) -> None:
+    run_sql(
+        database,
+        "CREATE TABLE t (id int PRIMARY KEY, v text)",
+        "CREATE TABLE t_new (id int PRIMARY KEY, v text)",
+        "INSERT INTO t_new VALUES (1, 'new')",
+    )
+    held = Captured(tmp_path, database, tables="public.t")
+    held.copy()
+    with Running(held) as running:
+        look(running)
+        run_sql(database, "ALTER TABLE t RENAME TO t_old; ALTER TABLE t_new RENAME TO t")
+        result = look(running)
+        run_sql(database, "INSERT INTO t VALUES (2, 'later')", "INSERT INTO t_old VALUES (3, 'unseen')")
+        copied(running, 1)
+        running.caught_up()
+    assert (result["added"], result["removed"]) == (["public.t"], ["public.t_old"])
+    assert rows_of(database, "SELECT tablename::text FROM pg_publication_tables") == [("t",)]
+    assert is_exact(held, "t")
+
+
 def test_of_all_tables_that_are_published_only_those_that_are_asked_for_come_into_the_log(
     tmp_path: Path, database: str
 ) -> None:
