@@ -221,7 +221,7 @@ def test_the_policy_applies_to_the_first_copy_and_to_the_stream(
             decoding = DecodeStage(Spool(tmp_path), relations, ResumePoint(after), StreamObservers(), repair)
             found = [row for row in streamed(stream, decoding, 2) if row["op"] == "u"]
         assert [value for _, value in found[0]["after"]] == ["new", *told[1:]]
-        decoding.spool.close()
+        decoding.close()
 
 
 def logged(root: Path) -> list[dict[str, Any]]:
