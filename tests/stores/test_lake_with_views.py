@@ -71,9 +71,9 @@ class Shop:
         return query_tables(queried_sink(self.pipeline.definition, "lake"), QueryRequest(sql=sql, **request))  # type: ignore[arg-type]
 
 
-@pytest.fixture(name="shop", scope="module")
-def _shop(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Iterator[Shop]:
-    shop = Shop(tmp_path_factory.mktemp("lake") / "shop", spark)
+@pytest.fixture(name="shop")
+def _shop(tmp_path: Path, spark: SparkSession) -> Iterator[Shop]:
+    shop = Shop(tmp_path / "shop", spark)
     with closing(shop.pipeline):
         yield shop
 
@@ -100,6 +100,8 @@ def test_a_query_of_tables_and_views_reads_both_at_one_position(shop: Shop) -> N
 
 
 def test_a_query_of_both_waits_for_the_views(shop: Shop) -> None:
+    shop.add_order(1)
+    shop.follow()
     shop.add_order(4)
     newest = str(Position(shop.pipeline.publish().position))
     assert shop.ask(TABLES_ALONE, min_position=newest, timeout=0).cut is not None
