@@ -25,7 +25,6 @@ from cdc.errors import (
     CatalogUnavailable,
     CdcError,
     ConfigError,
-    InvalidDefinition,
     LogCorrupt,
     LogError,
     LogExposed,
@@ -60,7 +59,7 @@ from cdc.postgres.preflight import PreflightProblem, SourceRequirements, preflig
 from cdc.postgres.replication import identify_system
 from cdc.postgres.slot import copy_lock, slot_status
 from cdc.postgres.source_state import read_source_state
-from cdc.postgres.tables import match_tables, matched_schemas
+from cdc.postgres.tables import matched_schemas
 from cdc.snapshot.publication_sync import publication_control
 from cdc.stores.lake_reader import Lake
 from cdc.stores.search_reader import open_search
@@ -373,24 +372,6 @@ def _lake(subject: CheckSubject) -> Iterator[PreflightProblem]:
             yield _problem_of(error, f"sink {sink.name}")
 
 
-def _rules(subject: CheckSubject) -> Iterator[PreflightProblem]:
-    """Yield a warning for each rule that matches no table of the source or of its sink, usually because of a typo."""
-    definition = subject.definition
-    with connect(definition.source.current_dsn(), application_name="cdc preflight") as conn:
-        topics = [str(name) for _, name in match_tables(conn, ["*"])]
-    for index, rule in enumerate(definition.tables):
-        if not any(matches(topic, [rule.match]) for topic in topics):
-            message = f"rule {rule.match!r} matches no table of the source: correct or remove the rule"
-            yield PreflightProblem(PreflightFailed.code, f"tables.{index}", message, fatal=False)
-    ours = [t for t in topics if matches(t, definition.patterns) and not matches(t, definition.excludes)]
-    for sink in definition.sinks_of_tables:
-        fed = [topic for topic in ours if matches(topic, sink.tables)]
-        for index, rule in enumerate(getattr(sink, "rules", ())):
-            if not any(matches(topic, [rule.match]) for topic in fed):
-                message = f"rule {rule.match!r} matches no table of the sink: correct or remove the rule"
-                yield PreflightProblem(InvalidDefinition.code, f"sink {sink.name} rules.{index}", message, fatal=False)
-
-
 def exposure_problems(definition: Definition) -> list[PreflightProblem]:
     """Return a warning if other accounts of this machine can read files of the log or the catalog.
 
@@ -427,7 +408,6 @@ CHECKS: Final = (
     StartupCheck(_exposure, CheckScope.NEVER, "log"),
     StartupCheck(_catalog, CheckScope.NEVER, "catalog"),
     StartupCheck(_lake, CheckScope.NEVER, "sinks"),
-    StartupCheck(_rules, CheckScope.NEVER, "dsn"),
 )
 """All checks, in the order in which an operator would fix their problems."""
 

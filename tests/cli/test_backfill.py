@@ -53,8 +53,12 @@ class Command:
     def __init__(self, held: Captured, capsys: pytest.CaptureFixture[str]) -> None:
         self._held, self._capsys = held, capsys
 
+    @property
+    def definition(self) -> Path:
+        return self._held.path
+
     def __call__(self, *arguments: object) -> Outcome:
-        return run(self._capsys, *arguments, "-c", self._held.path)
+        return run(self._capsys, *arguments, "-c", self.definition)
 
     def result(self, *arguments: object) -> Any:
         outcome = self(*arguments, "--json")
@@ -112,6 +116,8 @@ def test_people_read_the_figures_that_programs_get_and_where_tables_stand(cdc: C
     catalog.commands.finish(job, BackfillState("done").to_json())
 
     # tables with their number and where they stand
+    with cdc.definition.open("a") as definition:
+        definition.write("sinks: [{type: delta, name: lake, path: 'lake/{schema}/{table}'}]\n")
     tables = [
         TableProgress("", "public.t", "needs_resync", "why", 1, None, 12),
         TableProgress("lake", "public.t", "failed", "full", 1, 3, 7),

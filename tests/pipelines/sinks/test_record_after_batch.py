@@ -16,24 +16,18 @@ from tests.log.rows import schema_of
 ORDERS = schema_of(1, "total")
 
 
-@pytest.mark.parametrize(
-    ("state", "command"),
-    [
-        (TableState.NEEDS_RESYNC, "cdc tables resync {}"),
-        (TableState.DROPPED, "cdc replay SINK --tables {}"),
-    ],
-)
-def test_a_table_without_all_of_its_changes_is_told_with_what_helps(state: TableState, command: str) -> None:
+def test_a_table_without_all_of_its_changes_is_told_with_what_helps() -> None:
+    needs_resync = TableState.NEEDS_RESYNC
     with pytest.raises(SchemaNotApplicable) as caught:
-        check_captured(replace(ORDERS, state=state, reason="column 'total' changed its type"))
+        check_captured(replace(ORDERS, state=needs_resync, reason="column 'total' changed its type"))
 
     told = failed_record(None, ORDERS, caught.value).reason
     assert told is not None
-    assert f"is {state.value}: column 'total' changed its type" in told
-    assert f"'{command.format(ORDERS.topic)}'" in told
+    assert f"is {needs_resync.value}: column 'total' changed its type" in told
+    assert f"'cdc tables resync {ORDERS.topic}'" in told
 
 
-@pytest.mark.parametrize("state", [TableState.LIVE, TableState.SNAPSHOTTING])
+@pytest.mark.parametrize("state", [TableState.LIVE, TableState.SNAPSHOTTING, TableState.DROPPED])
 def test_a_captured_table_goes_on(state: TableState) -> None:
     check_captured(replace(ORDERS, state=state))
 
