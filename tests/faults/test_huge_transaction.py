@@ -25,6 +25,7 @@ from cdc.postgres.embedded_server import EmbeddedPostgres
 from tests.fixtures.forked import Forked
 from tests.fixtures.pipeline import Pipeline
 from tests.fixtures.postgres import fresh_database, run_sql
+from tests.fixtures.postgres_programs import needs_version
 
 LARGE: Final = 150_000
 SPOOLED: Final = 200_000
@@ -169,6 +170,7 @@ def test_a_streamed_transaction_is_seen_whole_or_not_at_all_in_the_order_of_the_
     assert max(consumer.seen) > LARGE
 
 
+@needs_version(16)
 def test_savepoints_half_rolled_back_leave_exactly_the_rows_of_the_others(pipeline: Pipeline) -> None:
     configure(pipeline.dsn, "debug_logical_replication_streaming", "immediate")  # so that each rollback is told
     copied(pipeline)

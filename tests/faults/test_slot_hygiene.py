@@ -18,7 +18,7 @@ from cdc.postgres.replication import ReplicationStream, StreamOptions
 from cdc.postgres.slot import SlotStatus, create_slot, slot_status
 from tests.faults.capture import Captured, ReaderProcess
 from tests.fixtures.postgres import run_sql
-from tests.fixtures.postgres_programs import MAIN_VERSION
+from tests.fixtures.postgres_programs import MAIN_VERSION, needs_version
 from tests.fixtures.waiting import PATIENCE, until
 
 SCHEMA = "CREATE TABLE t (id int PRIMARY KEY, v text)"
@@ -170,6 +170,7 @@ def test_a_publication_dropped_under_a_running_reader_stops_it(held: Captured) -
     assert "-c FILE" not in reader.output()
 
 
+@needs_version(17)
 def test_a_failover_slot_is_made_where_the_server_knows_them(tmp_path: Path, database: str) -> None:
     run_sql(database, SCHEMA)
     held = Captured(tmp_path, database)

@@ -19,7 +19,7 @@ from cdc.snapshot.backfill_documents import BackfillRequest
 from tests.faults.capture import Captured, ReaderProcess
 from tests.faults.test_new_epoch import restore
 from tests.fixtures.postgres import rows_of, run_sql
-from tests.fixtures.postgres_programs import MAIN_VERSION
+from tests.fixtures.postgres_programs import MAIN_VERSION, needs_version
 from tests.fixtures.waiting import until
 from tests.snapshot.reader_with_backfills import Running, read_rows
 
@@ -52,6 +52,7 @@ def _pair(tmp_path: Path, postgres: EmbeddedPostgres) -> Iterator[tuple[Embedded
             yield primary, standby
 
 
+@needs_version(16)
 def test_a_copy_rests_while_a_standby_lags_or_is_away_and_the_standby_can_be_captured_from(
     tmp_path: Path, pair: tuple[EmbeddedPostgres, EmbeddedPostgres]
 ) -> None:

@@ -28,7 +28,7 @@ LARGE: LiteralString = (
 )
 """A bytea of 540 MB: 1.08 GB as text, more than the server allocates."""
 MANY_BITS: LiteralString = (
-    "(SELECT b || b || b || b || b FROM (SELECT a || a || a AS b FROM (SELECT 0::bit(72000000) AS a)))"
+    "(SELECT b || b || b || b || b FROM (SELECT a || a || a AS b FROM (SELECT 0::bit(72000000) AS a) x) y)"
 )
 """As many characters as text, in 135 MB, which the server makes, compresses and reads in a quarter of the time."""
 
