@@ -283,6 +283,11 @@ class DeltaTarget:
             raise _replaced(self.uri, f"commit {version} is {'missing' if identity is None else 'another one'}")
         self._seen = version, identity
 
+    def check_version(self, published: int) -> None:
+        """Check that the target is not older than its published version. Raises SinkUnavailable otherwise."""
+        if self.version < published:
+            raise _replaced(self.uri, f"it has version {self.version}, and version {published} was published")
+
     def check_kept(self, version: int) -> None:
         """Check that a commit which this process read before it made its own ones is still there, as `check_directory`
         does. A target in an object store is not checked.

@@ -122,6 +122,9 @@ class OpenTargets:
         if layout.is_shared:
             return self._shared_part(target, schema, layout)
         target.check_identity(self.log_id, schema)
+        if uri not in self.by_uri:
+            # it may have been replaced since the sink was opened, which compares all targets with the published cut
+            target.check_version(self._published.versions.get(uri, -1))
         target.check_layout(layout)
         self.by_uri[uri] = target
         return self._writers.writable(target, layout)

@@ -149,6 +149,29 @@ def test_a_directory_replaced_under_a_running_sink_is_noticed_before_the_next_co
     assert items_by_id(uri) == {2: "b", 3: "c", 4: "d", 5: "e"}
 
 
+@pytest.mark.parametrize("writer", [Writer.INDEXED, Writer.DELTA_RS])
+def test_a_directory_replaced_between_the_start_of_a_sink_and_its_first_batch_is_noticed(
+    tmp_path: Path, writer: Writer
+) -> None:
+    sink, uri = filled_sink(tmp_path, writer)
+    shutil.copytree(uri, tmp_path / "copy")
+    record = sink.apply(batch([put(4, "d", 30), gone(1, 31)], 20, 40))
+    sink.publish(Published(40, 0, {record.relation: record}))
+    sink.close()
+    again = DeltaSink(sink_settings(tmp_path, writer))
+    again.open(LOG)
+    older_copy(Path(uri), tmp_path / "copy")
+    version = DeltaTable(uri).version()
+
+    with pytest.raises(SinkUnavailable, match="was replaced while the sink wrote to it"):
+        again.apply(batch([put(5, "e", 50)], 40, 60))
+    assert DeltaTable(uri).version() == version
+    opened = again.open(LOG)
+    assert opened is not None
+    again.apply(batch([put(4, "d", 30), gone(1, 31), put(5, "e", 50)], 20, 60))
+    assert items_by_id(uri) == {2: "b", 3: "c", 4: "d", 5: "e"}
+
+
 def test_a_directory_replaced_by_one_with_as_many_commits_is_noticed_too(tmp_path: Path) -> None:
     sink, uri = filled_sink(tmp_path, Writer.INDEXED)
     sink.apply(batch([put(4, "d", 30)], 20, 40))
