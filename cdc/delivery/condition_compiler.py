@@ -190,12 +190,12 @@ class Compiler:
         return Compiled(_common_type(values), evaluate)
 
     def _nullif(self, arguments: tuple[Node, ...]) -> Compiled:
-        value, other = (self.compiled(one) for one in arguments)
+        value, other = (self.compiled(argument) for argument in arguments)
         is_equal = _comparison("=", value, other).evaluate
         return Compiled(_common_type([value]), lambda row: None if is_equal(row) else value.evaluate(row))
 
     def _like(self, arguments: tuple[Node, ...]) -> Compiled:
-        value, pattern, escape = (self.compiled(one) for one in arguments)
+        value, pattern, escape = (self.compiled(argument) for argument in arguments)
         written = [one.literal.value if one.literal is not None else None for one in (pattern, escape)]
         if not all(isinstance(one, str) for one in written) or len(str(written[1])) != 1:
             raise NotEvaluable("expected a text as pattern of LIKE, and one character as ESCAPE")

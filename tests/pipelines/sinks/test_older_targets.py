@@ -125,14 +125,20 @@ def test_a_restored_target_gets_the_columns_and_defaults_that_came_since(tmp_pat
     assert {item["size"] for item in shop.lake()["shop.items"]} == {"medium", "large"}
 
 
+def sink_with_a_copy(folder: Path, writer: Writer) -> tuple[DeltaSink, str]:
+    """Return a sink that published a batch after its target was copied to `folder`/copy, and the target's path."""
+    sink, uri = filled_sink(folder, writer)
+    shutil.copytree(uri, folder / "copy")
+    record = sink.apply(batch([put(4, "d", 30), gone(1, 31)], 20, 40))
+    sink.publish(Published(40, 0, {record.relation: record}))
+    return sink, uri
+
+
 @pytest.mark.parametrize("writer", [Writer.INDEXED, Writer.DELTA_RS])
 def test_a_directory_replaced_under_a_running_sink_is_noticed_before_the_next_commit(
     tmp_path: Path, writer: Writer
 ) -> None:
-    sink, uri = filled_sink(tmp_path, writer)
-    shutil.copytree(uri, tmp_path / "copy")
-    record = sink.apply(batch([put(4, "d", 30), gone(1, 31)], 20, 40))
-    sink.publish(Published(40, 0, {record.relation: record}))
+    sink, uri = sink_with_a_copy(tmp_path, writer)
     older_copy(Path(uri), tmp_path / "copy")
     version = DeltaTable(uri).version()
 
@@ -153,10 +159,7 @@ def test_a_directory_replaced_under_a_running_sink_is_noticed_before_the_next_co
 def test_a_directory_replaced_between_the_start_of_a_sink_and_its_first_batch_is_noticed(
     tmp_path: Path, writer: Writer
 ) -> None:
-    sink, uri = filled_sink(tmp_path, writer)
-    shutil.copytree(uri, tmp_path / "copy")
-    record = sink.apply(batch([put(4, "d", 30), gone(1, 31)], 20, 40))
-    sink.publish(Published(40, 0, {record.relation: record}))
+    sink, uri = sink_with_a_copy(tmp_path, writer)
     sink.close()
     again = DeltaSink(sink_settings(tmp_path, writer))
     again.open(LOG)
