@@ -75,7 +75,9 @@ class Processes:
 
     def figures(self, pipeline: str, process: str) -> list[Any]:
         """Return the figures of the last report of a process; none before its first report."""
-        return next((list(one.figures) for one in self.ls(pipeline) if one.process == process), [])
+        query = select(ProcessRow.figures).where(ProcessRow.pipeline == pipeline, ProcessRow.process == process)
+        with self._database.reading() as session:
+            return list(session.execute(query).scalar() or ())
 
     def ls(self, pipeline: str) -> list[ProcessReport]:
         """Return the last report of each process of the pipeline, sorted by process name."""
