@@ -19,9 +19,9 @@ Bounds = Mapping[str, tuple[Any, Any]]
 """Column → (least, greatest) value in a set of rows; a column without known bounds is missing."""
 
 MAX_BYTES: Final = 64 << 20
-"""Maximum total size in bytes of the files in a batch that has a row limit.
+"""Maximum total size in bytes of the files in a batch that has a row limit, unless the caller gives another.
 
-A merge needs ten to twenty times as much memory: a batch with 550 MB of files took 8 GB. Rows of up to
+A merge in one process needs ten to twenty times as much memory: a batch with 550 MB of files took 8 GB. Rows of up to
 1 kB do not reach this limit before the default row limit, 200,000 rows, because the files are compressed.
 """
 _SPECIAL: Final = re.compile(r"[*?\[]")
@@ -68,12 +68,14 @@ def overlapping(files: Iterable[LogFile], after: Position, upto: Position) -> li
     return sorted((f for f in files if f.last > after and f.first <= upto), key=lambda f: (f.first, f.path))
 
 
-def boundary(files: Iterable[LogFile], after: Position, durable: Position, max_rows: int | None) -> Position:
+def boundary(
+    files: Iterable[LogFile], after: Position, durable: Position, max_rows: int | None, max_bytes: int = MAX_BYTES
+) -> Position:
     """Return the position at which a batch that starts after `after` ends.
 
-    The batch ends after about `max_rows` rows or MAX_BYTES, or at the durable position if this comes first. A batch
-    contains at least one file. If `max_rows` is None, the batch ends at the durable position. Otherwise a batch from
-    position 0 contains only the initial snapshot, so that a new target gets its first rows soon.
+    The batch ends after about `max_rows` rows or `max_bytes` bytes, or at the durable position if this comes first.
+    A batch contains at least one file. If `max_rows` is None, the batch ends at the durable position. Otherwise a batch
+    from position 0 contains only the initial snapshot, so that a new target gets its first rows soon.
     """
     if max_rows is None:
         return max(after, durable)
@@ -82,7 +84,7 @@ def boundary(files: Iterable[LogFile], after: Position, durable: Position, max_r
     end, rows, size = after, 0, 0
     for file in overlapping(files, after, durable):
         rows, size = rows + file.rows, size + file.size
-        if end > after and (rows > max_rows or size > MAX_BYTES):
+        if end > after and (rows > max_rows or size > max_bytes):
             return min(end, durable)
         end = max(end, file.last)
     return max(after, durable)

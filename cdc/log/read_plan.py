@@ -96,7 +96,9 @@ def history(view: LogSnapshot, after: Position, upto: Position) -> HistoryPlan:
     )
 
 
-def boundary(view: LogSnapshot, after: Position, max_rows: int | None) -> Position:
+def boundary(
+    view: LogSnapshot, after: Position, max_rows: int | None, max_bytes: int = file_selection.MAX_BYTES
+) -> Position:
     """Return the position at which a batch that starts after `after` ends.
 
     If `after` is at or above `oldest`, the batch ends where `file_selection.boundary` says. Otherwise it ends at
@@ -106,7 +108,7 @@ def boundary(view: LogSnapshot, after: Position, max_rows: int | None) -> Positi
     if after >= view.durable:
         return after
     if after >= view.oldest:
-        end = file_selection.boundary(view.changes, after, view.durable, max_rows)
+        end = file_selection.boundary(view.changes, after, view.durable, max_rows, max_bytes)
     else:
         _check_start(view, after)
         end = view.durable if max_rows is None else view.horizon

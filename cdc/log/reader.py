@@ -33,7 +33,7 @@ from cdc.log.disk_format import (
     format_of,
     trimmed_id,
 )
-from cdc.log.file_selection import EVERY_ROW, TableSelection
+from cdc.log.file_selection import EVERY_ROW, MAX_BYTES, TableSelection
 from cdc.log.parquet_check import unreadable_file_error
 from cdc.log.table_io import (
     SMALL_FILE,
@@ -217,15 +217,17 @@ class LogReader:
         """
         return read_plan.history(self._snapshot(), after, upto)
 
-    def latest_boundary(self, after: Position, max_rows: int | None = None) -> Position:
+    def latest_boundary(self, after: Position, max_rows: int | None = None, max_bytes: int = MAX_BYTES) -> Position:
         """Return the position at which a batch that starts after `after` should end.
 
-        Return `after` itself if there is nothing new. Raises LogTrimmed if no batch can start after `after`.
+        The batch has about `max_rows` rows and `max_bytes` bytes of files at most. If `max_rows` is None, it ends at
+        the durable position. Return `after` itself if there is nothing new. Raises LogTrimmed if no batch can start
+        after `after`.
         """
         durable = self.durable
         if durable is None or durable <= after:
             return after
-        return read_plan.boundary(self._snapshot(), after, max_rows)
+        return read_plan.boundary(self._snapshot(), after, max_rows, max_bytes)
 
     def leads(self, after: Position, upto: Position) -> bool:
         """Return True if a batch may read the range (after, upto].

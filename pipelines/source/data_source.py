@@ -155,7 +155,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         pinned = log.pinned_version(after)
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         # a batch with compacted rows ends at the horizon: later changes could be trimmed before a restart
-        upto = log.latest_boundary(after, most if pinned is None else 1)
+        upto = log.latest_boundary(after, most if pinned is None else 1, self._options.max_bytes)
         if self._target is not None and pinned is None:
             upto = max(after, min(upto, self._target))
         upto = self._end_before_misfit(log, after, upto)

@@ -25,7 +25,7 @@ from pyspark.sql.datasource import (
 from cdc.config.object_store import Storage, log_root
 from cdc.errors import InvalidDefinition, LogTrimmed
 from cdc.log import inspection
-from cdc.log.file_selection import TableSelection
+from cdc.log.file_selection import MAX_BYTES, TableSelection
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.table import exact_glob, matches
@@ -62,6 +62,9 @@ class SourceOptions:
     ending: str | datetime = LATEST
     """`latest`, or the last position or commit time that the frame includes. For batch frames only."""
     max_rows: int | None = None
+    """Approximate maximum of rows per micro-batch; None: a micro-batch has everything that is durable."""
+    max_bytes: int = MAX_BYTES
+    """Maximum bytes of log files per micro-batch that has a maximum of rows."""
     history: bool = False
     """Whether the frame has every single change; trimmed changes are replaced by the state at the horizon."""
     boundaries: bool = False
@@ -71,9 +74,6 @@ class SourceOptions:
         """Parse Spark's options; raises InvalidDefinition, MalformedLsn or MalformedPosition."""
         if not options.get("path"):
             raise InvalidDefinition("data source 'cdc' needs option 'path': the root of a change log")
-        limit = options.get("maxRowsPerTrigger")
-        if limit is not None and not (limit.isdigit() and int(limit)):
-            raise InvalidDefinition(f"option 'maxRowsPerTrigger': expected a whole number above 0, got {limit!r}")
         parsed = cls(
             path=options["path"],
             storage=options.get("storage", "{}"),
@@ -83,7 +83,8 @@ class SourceOptions:
             columns=_names(options.get("columns", "").split(",")),
             starting=_bound(options, "starting", EARLIEST),
             ending=_bound(options, "ending", LATEST),
-            max_rows=None if limit is None else int(limit),
+            max_rows=_limit(options, "maxRowsPerTrigger"),
+            max_bytes=_limit(options, "maxBytesPerTrigger") or MAX_BYTES,
             history=_flag(options, "history"),
             boundaries=_flag(options, "boundaries"),
         )
@@ -150,6 +151,13 @@ def _bound(options: Mapping[str, str], which: str, otherwise: str) -> str | date
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
+def _limit(options: Mapping[str, str], name: str) -> int | None:
+    text = options.get(name)
+    if text is not None and not (text.isdigit() and int(text)):
+        raise InvalidDefinition(f"option {name!r}: expected a whole number above 0, got {text!r}")
+    return None if text is None else int(text)
+
+
 def _flag(options: Mapping[str, str], name: str) -> bool:
     text = options.get(name, "false").lower()
     if text not in ("true", "false"):
@@ -174,6 +182,8 @@ def _check_pairs(parsed: SourceOptions, options: Mapping[str, str]) -> None:
         )
     if parsed.table is None and "types" in options:
         raise InvalidDefinition("option 'types' requires option 'table'")
+    if parsed.max_rows is None and "maxBytesPerTrigger" in options:
+        raise InvalidDefinition("option 'maxBytesPerTrigger' requires option 'maxRowsPerTrigger'")
     if parsed.boundaries and (parsed.table is not None or parsed.columns):
         raise InvalidDefinition(
             "option 'boundaries' cannot be combined with 'table' and 'columns'",

@@ -164,6 +164,14 @@ def test_max_rows_per_trigger_is_the_read_limit(root: Path) -> None:
     assert planner(root, maxRowsPerTrigger="7").getDefaultReadLimit() == ReadMaxRows(7)
 
 
+def test_max_bytes_per_trigger_ends_a_batch_before_its_rows_do(root: Path) -> None:
+    def end(most: int) -> int:
+        reader = planner(root, maxRowsPerTrigger="1000", maxBytesPerTrigger=str(most))
+        return reader.latestOffset({"position": 10}, reader.getDefaultReadLimit())["position"]
+
+    assert [end(1), end(1 << 20)] == [20, 40]
+
+
 def test_available_now_ends_at_the_position_durable_at_its_start(root: Path) -> None:
     reader = planner(root)
     reader.prepareForTriggerAvailableNow()

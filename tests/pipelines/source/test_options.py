@@ -81,6 +81,8 @@ def test_filters_of_other_columns_set_no_bound() -> None:
         ({}, InvalidDefinition),
         ({"path": "x", "maxRowsPerTrigger": "0"}, InvalidDefinition),
         ({"path": "x", "maxRowsPerTrigger": "many"}, InvalidDefinition),
+        ({"path": "x", "maxRowsPerTrigger": "7", "maxBytesPerTrigger": "1k"}, InvalidDefinition),
+        ({"path": "x", "maxBytesPerTrigger": "7"}, InvalidDefinition),
         ({"path": "x", "boundaries": "yes"}, InvalidDefinition),
         ({"path": "x", "history": "1"}, InvalidDefinition),
         ({"path": "x", "startingPosition": "12"}, MalformedLsn),
