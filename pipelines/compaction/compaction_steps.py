@@ -24,15 +24,10 @@ from cdc.log.disk_format import CHANGES, LogFile, commit_file
 from cdc.log.fenced_table import sync_commit
 from cdc.log.reader import LogReader
 from cdc.position import Position
-from pipelines.compaction.key_partitions import (
-    moves_as_texts,
-    parts_of_moved_keys,
-    read_base_rows,
-    read_partial_moves,
-    to_ipc,
-)
+from pipelines.compaction.key_partitions import read_base_rows, read_partial_moves
 from pipelines.compaction.keyless_netting import find_cancelled_halves
 from pipelines.compaction.run_writer import RunPlan, bases_by_part, find_live_rows, write_run, write_run_by_workers
+from pipelines.folding.key_parts import moves_as_texts, parts_of_moved_keys, to_ipc
 
 if TYPE_CHECKING:
     import pyarrow as pa

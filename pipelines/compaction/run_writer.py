@@ -32,9 +32,9 @@ from cdc.log.table_io import write_parquet
 from cdc.log_row import LOG_SCHEMA, ROW_OPERATIONS, Operation
 from cdc.position import Position
 from pipelines.compaction.compact_rows import NARROW_COLUMNS, compact_rows, needed_row_numbers, remove_tombstones
-from pipelines.compaction.key_partitions import from_ipc, split_by_part, to_ipc
 from pipelines.compaction.keyless_netting import remove_cancelled_halves
 from pipelines.folding.fold import split_keyless, split_partial
+from pipelines.folding.key_parts import from_ipc, split_by_part, to_ipc
 from pipelines.runtime.executor_code import worker_error
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class RunPlan:
     upto: int
     parts: int
     moved_parts: Mapping[tuple[int, str], int] = field(default_factory=dict)
-    """(relation, key as one text) → part, for the keys that moves connect (see `key_partitions`)."""
+    """(relation, key as one text) → part, for the keys that moves connect (see `key_parts`)."""
     bases: Mapping[int, bytes] = field(default_factory=dict)
     """Part → rows of older runs that complete partial images in the part, as an Arrow IPC stream."""
     tombstone_floor: int = -1

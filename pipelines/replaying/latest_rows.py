@@ -39,8 +39,8 @@ from cdc.log.reader import read_file
 from cdc.position import Position
 from cdc.table import TableState
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN
-from pipelines.compaction.key_partitions import from_ipc, split_by_part, to_ipc
 from pipelines.folding.fences_and_statistics import Fence
+from pipelines.folding.key_parts import from_ipc, split_by_part, to_ipc
 from pipelines.folding.keyless_fold import image_texts, net_changes
 from pipelines.folding.spark_fold import FOLDED, collect_parts, fold_frame
 from pipelines.replaying.table_sizes_in_log import TableContents, filter_sink_rows

@@ -34,7 +34,8 @@ from cdc.log_row import LOG_SCHEMA, Operation
 from cdc.position import ChangePosition, Position
 from cdc.table import TableSchema, matches
 from pipelines.compaction.compact_rows import compact_rows
-from pipelines.compaction.key_partitions import part_of_key, parts_of_moved_keys, read_partial_moves
+from pipelines.compaction.key_partitions import read_partial_moves
+from pipelines.folding.key_parts import part_of_key, parts_of_moved_keys
 from pipelines.source.options import PushedFilters, SourceOptions
 from pipelines.source.typed_table_frame import TypedTable
 

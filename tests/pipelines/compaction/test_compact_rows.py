@@ -16,9 +16,9 @@ from pipelines.compaction.compact_rows import (
     NARROW_COLUMNS,
     compact_rows,
     needed_row_numbers,
-    partial_moves,
     remove_tombstones,
 )
+from pipelines.folding.key_parts import partial_moves
 from tests.fixtures.examples import examples
 from tests.pipelines.cold_log import cut, folded, histories, history
 from tests.pipelines.fold_model import OTHER_SINK, SINK, Row, Target, log_row, message_row, to_arrow
