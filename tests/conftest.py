@@ -40,6 +40,7 @@ LONG: Final = (
     "tests/faults/test_given_up_file.py",
     "tests/faults/test_kill_copy.py",
     "tests/faults/test_two_readers.py",
+    "tests/faults/test_two_workers.py",
     "tests/faults/test_unreadable_row.py",
 )
 """With tests of 15 s and more: at the end, one of them would run alone while the other workers are idle."""

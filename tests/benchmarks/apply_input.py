@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from cdc.log.bucket_files import Root
 from cdc.log.disk_format import CommitInfo
 from cdc.log.writer import LogWriter
 from cdc.log_row import LOG_SCHEMA
@@ -69,13 +70,31 @@ class Changes:
 
     def log(self, folder: Path) -> Path:
         """All of them as a change log."""
-        root = folder / "log"
-        writer = LogWriter.open(root, IDENTITY, LIMITS)
-        said = {"position": FIRST - 1, "topic": TOPIC, "op": "s", "payload": ITEMS.to_json()}
-        _commit(writer, _rows([{**dict.fromkeys(LOG_SCHEMA.names), **_PLAIN, **said}]), FIRST - 1)
+        writer = new_log(folder)
         for numbers in _slices(0, len(self), COMMIT):
-            _commit(writer, self._images(numbers), self.position(int(numbers[-1])))
-        return root
+            self.append(writer, int(numbers[0]), len(numbers))
+        return folder / "log"
+
+    def append(self, writer: LogWriter, start: int, count: int, messages: int = 0) -> None:
+        """Append `count` of them to a log in one commit, so that a batch ends after all of them.
+
+        messages: number of logical messages, which no sink reads, in the last transaction.
+        """
+        numbers = np.arange(start, start + count)
+        last = self.position(int(numbers[-1]))
+        _commit(writer, pa.concat_tables([self._images(numbers), _messages(messages, last)]), last)
+
+    def rows(self, count: int) -> pa.Table:
+        """Return the rows that the first `count` of them leave, in the order of their ids."""
+        numbers = np.arange(count)
+        last = np.full(int(self.ids.max()) + 1, -1)
+        note = last.copy()
+        last[self.ids[:count]] = numbers  # of equal indexes numpy assigns the last one
+        whole = ~self.partial[:count]
+        note[self.ids[:count][whole]] = numbers[whole]
+        ids = np.flatnonzero((last >= 0) & ~np.append(self.gone, False)[last])
+        states, notes = _texts(last[ids])[0], _texts(note[ids])[1]
+        return pa.table({"id": ids, "amount": last[ids], "state": states, "note": notes})
 
     def plain(self, folder: Path, start: int, count: int) -> Path:
         """Some of them as one Parquet file: typed columns, op and an order."""
@@ -136,9 +155,31 @@ def _texts(numbers: np.ndarray) -> tuple[pa.Array, pa.Array]:
     return short, pa.compute.binary_join_element_wise(pa.array(noise).cast(pa.string()), short, short, "-")
 
 
+def new_log(folder: Root) -> LogWriter:
+    """Begin the log of a folder with the schema of the table."""
+    writer = LogWriter.open(folder / "log", IDENTITY, LIMITS)
+    said = {"position": FIRST - 1, "topic": TOPIC, "op": "s", "payload": ITEMS.to_json()}
+    _commit(writer, _rows([{**dict.fromkeys(LOG_SCHEMA.names), **_PLAIN, **said}]), FIRST - 1)
+    return writer
+
+
 def _slices(start: int, end: int, count: int) -> Iterator[np.ndarray]:
     for low in range(start, end, count):
         yield np.arange(low, min(low + count, end))
+
+
+def _messages(count: int, position: int) -> pa.Table:
+    """Return logical messages, which no sink reads, after the changes of a transaction."""
+    values = {
+        "position": np.full(count, position),
+        "ordinal": np.arange(TRANSACTION, TRANSACTION + count),
+        "xid": np.ones(count, int),
+        "committed_at": pa.array(np.full(count, STARTED)).cast(pa.timestamp("us", "UTC")),
+        "op": pa.repeat(pa.scalar("m"), count),
+        "partial": np.zeros(count, bool),
+    }
+    columns = [values.get(field.name, pa.nulls(count, field.type)) for field in LOG_SCHEMA]
+    return pa.table(columns, names=LOG_SCHEMA.names).cast(LOG_SCHEMA)
 
 
 def _rows(rows: list[dict[str, object]]) -> pa.Table:

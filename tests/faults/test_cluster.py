@@ -60,7 +60,6 @@ SPECULATION = (
     "spark.speculation.task.duration.threshold=1s",
 )
 """A task that takes a second is tried on another executor as well, also where it is the only one of its stage."""
-AGAIN = r"Running task \d+\.[1-9]\d* in stage"
 
 
 class Submitted:
@@ -122,7 +121,7 @@ def written(pipeline: Pipeline, *more: str, lake: str = "") -> None:
 
 def tried_again(cluster: Cluster, known: int) -> bool:
     """Whether more tasks than that were begun once more."""
-    return cluster.tasks(AGAIN) > known
+    return cluster.tasks_started_again() > known
 
 
 def reached(s3: S3) -> dict[str, str]:
@@ -226,7 +225,7 @@ def test_executors_that_hang_and_that_die_leave_the_lake_exact(
     submit("--trigger", "100ms")
     shop.wait(lambda: len(cluster.executors()) == WORKERS, "executors", seconds=SLOW)
     for first, stop in ((1, signal.SIGSTOP), (1 + MANY, signal.SIGKILL)):
-        before = cluster.tasks(AGAIN)
+        before = cluster.tasks_started_again()
         add_many(shop, first)
         victim = cluster.working()
         os.kill(victim, stop)
