@@ -78,6 +78,7 @@
     │   │   └── IndexFieldLimitExceeded
     │   ├── IndexMissing            quarantine: an index was deleted on the search server
     │   ├── SearchRequestRefused    quarantine: the search server refuses a request as invalid
+    │   ├── ExecutorPythonUnusable  exit 3, retried: another version of Python, or a missing package
     │   ├── DeltaJarMissing         exit 3
     │   └── SparkUnavailable        exit 3: no Java, or a master or setting that Spark rejects
     ├── LogError              CDC-4xxx           the change log
@@ -804,6 +805,18 @@ class TargetDamaged(TargetUnusable):
 
     code = "CDC-3042"
     remedy = "rebuild the table: 'cdc replay SINK --tables TABLE'; or restore its files and restart the apply process"
+
+
+class ExecutorPythonUnusable(SinkError):
+    """On a machine of the Spark cluster Python does not start, has another version, or has not all packages of cdc."""
+
+    code = "CDC-3044"
+    reaction = Reaction.RETRY
+    exit_code = ExitCode.ENVIRONMENT
+    remedy = (
+        "install the driver's version of Python and the packages that cdc depends on on every worker, and name this "
+        "Python with --python of 'cdc spark submit' or with PYSPARK_PYTHON"
+    )
 
 
 class DeltaJarMissing(SinkError):

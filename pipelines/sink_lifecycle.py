@@ -372,6 +372,6 @@ class SinkRunner:
             return log_trimmed_error(exc, self._settings.name), is_final
         if isinstance(exc, CdcError):
             return exc, exc.reaction is Reaction.HALT
-        if (unread := worker_error(exc)) is not None:
-            return unread, True
+        if (error := worker_error(exc)) is not None:
+            return error, error.reaction is Reaction.HALT
         return SinkError(f"sink {self._settings.name!r} failed with {type(exc).__name__}: {str(exc)[:300]}"), False

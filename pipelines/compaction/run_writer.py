@@ -14,7 +14,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Final
 from zlib import crc32
@@ -35,7 +34,7 @@ from pipelines.compaction.compact_rows import NARROW_COLUMNS, compact_rows, need
 from pipelines.compaction.keyless_netting import remove_cancelled_halves
 from pipelines.folding.fold import split_keyless, split_partial
 from pipelines.folding.key_parts import from_ipc, split_by_part, to_ipc
-from pipelines.runtime.executor_code import worker_error
+from pipelines.runtime.executor_code import raising_task_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -173,22 +172,8 @@ def write_run_by_workers(spark: SparkSession, files: Sequence[LogFile], plan: Ru
 
     numbers = spark.range(0, len(groups), 1, len(groups))
     divided = numbers.mapInArrow(divide, _PARTITION_SCHEMA).repartitionById(plan.parts, "part")
-    with _raising_worker_errors():
+    with raising_task_errors():
         return [WrittenFile(**row.asDict()) for row in divided.mapInArrow(write, _FILE_SCHEMA).collect()]
-
-
-@contextmanager
-def _raising_worker_errors() -> Iterator[None]:
-    """Inside the block, convert a PySparkException to LogCorrupt if its text contains a LogCorrupt of a worker."""
-    # imported late: a compaction without Spark does not need it
-    from pyspark.errors import PySparkException
-
-    try:
-        yield
-    except PySparkException as exc:
-        if (error := worker_error(exc)) is None:
-            raise
-        raise error from exc
 
 
 def bases_by_part(rows: pa.Table, plan: RunPlan) -> dict[int, bytes]:

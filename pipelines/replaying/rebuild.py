@@ -42,6 +42,7 @@ from pipelines.replaying.latest_rows import (
     write_latest_files,
 )
 from pipelines.replaying.table_sizes_in_log import TableContents
+from pipelines.runtime.executor_code import worker_error
 from pipelines.sinks.contract import ParkingSink, Sink, SparkAwaited, TableBatch
 from pipelines.sinks.delta.bulk_load import BulkLoad
 from pipelines.sinks.delta.sink import DeltaSink
@@ -247,6 +248,8 @@ class Rebuild:
             is_dropped = table.schema.state is TableState.DROPPED
             self._records[table.relation] = dropped_record(record, table.schema, upto) if is_dropped else record
         except _SPARK_ERRORS as exc:
+            if (error := worker_error(exc)) is not None:
+                raise error from exc
             refused = _refused_value(exc)
             if refused is None:
                 raise

@@ -21,7 +21,7 @@ from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 import cdc
 import pipelines
-from cdc.errors import CdcError, LogCorrupt, error_of_code
+from cdc.errors import CdcError, ExecutorPythonUnusable, LogCorrupt, error_of_code
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,6 +30,16 @@ ARCHIVE: Final = "cdc-code.zip"
 _PACKAGES: Final = (cdc, pipelines)
 _TASK_ERROR: Final = re.compile(r"TaskError: (CDC-[0-9]{4}): ([^\n]+)")
 _LOG_CORRUPT: Final = re.compile(r"LogCorrupt: ([^\n]+)")
+_UNUSABLE: Final = (
+    (re.compile(r'Cannot run program "([^"\n]+)": (?:error=\d+, )?([^\n]+)'), "cannot start {}: {}"),
+    (
+        re.compile(r"Python in worker has different version: ([\d.]+) than that in driver: ([\d.]+)"),
+        "has version {}, the driver has {}",
+    ),
+    (re.compile(r"from the Python worker:.*?\n(?:ModuleNotFoundError|ImportError): ([^\n]+)", re.DOTALL), "{}"),
+    (re.compile(r"Error from python worker:\s+([^\n]+)"), "does not start: {}"),
+)
+"""Text in an exception of Spark that shows that an executor has no suitable Python → what is wrong with it."""
 
 
 def ship(session: SparkSession) -> None:
@@ -57,10 +67,18 @@ def build_archive(folders: list[Path], archive: Path) -> Path:
     return archive
 
 
-def worker_error(exc: BaseException) -> LogCorrupt | None:
-    """Return the LogCorrupt that a worker raised, from its text in Spark's exception `exc`; None for another error."""
-    found = _LOG_CORRUPT.search(str(exc))
-    return None if found is None else LogCorrupt(found[1])
+def worker_error(exc: BaseException) -> LogCorrupt | ExecutorPythonUnusable | None:
+    """Return the error of ours that Spark's exception `exc` contains as text; None for another error.
+
+    It is the LogCorrupt that a worker raised, or says that an executor has no Python that can run a worker.
+    """
+    text = str(exc)
+    if (corrupt := _LOG_CORRUPT.search(text)) is not None:
+        return LogCorrupt(corrupt[1])
+    for pattern, message in _UNUSABLE:
+        if (match := pattern.search(text)) is not None:
+            return ExecutorPythonUnusable(f"Python of an executor: {message.format(*match.groups())}")
+    return None
 
 
 class TaskError(Exception):
@@ -79,7 +97,10 @@ def forwarding_errors() -> Iterator[None]:
 
 @contextmanager
 def raising_task_errors() -> Iterator[None]:
-    """On the driver: convert an exception of Spark with the text of a TaskError to the CdcError of the task."""
+    """On the driver: convert an exception of Spark with the text of a TaskError to the CdcError of the task.
+
+    Other exceptions of Spark are converted as `worker_error` does.
+    """
     # imported late: a process without Spark does not need it
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
@@ -87,7 +108,8 @@ def raising_task_errors() -> Iterator[None]:
     try:
         yield
     except (PySparkException, Py4JJavaError) as exc:
-        found = _TASK_ERROR.search(str(exc))
-        if found is None:
+        match = _TASK_ERROR.search(str(exc))
+        error = worker_error(exc) if match is None else error_of_code(match[1], match[2])
+        if error is None:
             raise
-        raise error_of_code(found[1], found[2]) from exc
+        raise error from exc

@@ -40,6 +40,7 @@ from cdc.position import Position
 from cdc.stores.published_record import Published, TargetState
 from cdc.table import TableSchema, TableState
 from cdc.view_sql.view_query import ViewQuery, queries_of
+from pipelines.runtime.executor_code import worker_error
 from pipelines.views.input_changes import KeysByRelation, changed_keys, cut_of, distinct, usable_inputs
 from pipelines.views.kept_rows import floor_at
 from pipelines.views.log_of_views import Cut, LogOfViews, ViewCommit
@@ -387,6 +388,8 @@ def _stops_one_view(error: CdcError) -> bool:
 
 
 def _error_of(view: View, exc: PySparkException) -> CdcError:
+    if (error := worker_error(exc)) is not None:
+        return error
     text = str(exc).partition("\n")[0]
     return ViewFailed(f"view {view.name!r} cannot be computed: {text[:300]}")
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from pyspark import SparkContext
 from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
 
 import cdc
 import pipelines
-from cdc.errors import LogCorrupt, Reaction, SinkUnavailable
+from cdc.errors import ExecutorPythonUnusable, LogCorrupt, Reaction, SinkUnavailable
 from pipelines.runtime.executor_code import (
     TaskError,
     build_archive,
@@ -61,6 +65,65 @@ def test_the_error_of_a_worker_that_read_a_damaged_file_names_the_file() -> None
     assert error.message == (
         "log file '/log/changes/segment=3/a.parquet' cannot be read: positions 0/78 to 0/8C; tables shop.a"
     )
+
+
+@pytest.fixture(name="executor")
+def _executor(spark: SparkSession) -> Iterator[SparkContext]:
+    """Give the context of a session, whose executors run another Python if the test sets `pythonExec`."""
+    context = spark.sparkContext
+    before = context.pythonExec, context.pythonVer
+    yield context
+    context.pythonExec, context.pythonVer = before
+
+
+def error_of_a_task(spark: SparkSession) -> ExecutorPythonUnusable:
+    """Run a task in Python, and return the error that the driver reports."""
+
+    def unchanged(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from rows
+
+    with pytest.raises(ExecutorPythonUnusable) as raised, raising_task_errors():
+        spark.range(1).mapInArrow(unchanged, "id long").toArrow()
+    return raised.value
+
+
+def test_an_executor_without_the_driver_s_python_is_reported(spark: SparkSession, executor: SparkContext) -> None:
+    executor.pythonExec = "/nowhere/python"
+
+    assert error_of_a_task(spark).message == (
+        "Python of an executor: cannot start /nowhere/python: No such file or directory"
+    )
+
+
+def test_an_executor_with_another_version_of_python_is_reported(spark: SparkSession, executor: SparkContext) -> None:
+    executor.pythonVer = "3.99"
+
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    assert error_of_a_task(spark).message == (f"Python of an executor: has version {version}, the driver has 3.99")
+
+
+def test_an_executor_without_a_package_is_reported(spark: SparkSession, executor: SparkContext, tmp_path: Path) -> None:
+    executor.pythonExec = script(tmp_path, f'exec {sys.executable} -S "$@"')  # -S: without installed packages
+
+    assert error_of_a_task(spark).message == "Python of an executor: No module named 'pyarrow'"
+
+
+def test_an_executor_whose_python_fails_at_its_start_is_reported(
+    spark: SparkSession, executor: SparkContext, tmp_path: Path
+) -> None:
+    executor.pythonExec = script(tmp_path, "echo libpython3.so is missing >&2; exit 127")
+
+    error = error_of_a_task(spark)
+    assert error.message == "Python of an executor: does not start: libpython3.so is missing"
+    assert error.reaction is Reaction.RETRY
+
+
+def script(folder: Path, command: str) -> str:
+    """Write a program that runs a shell command, and return its path."""
+    program = folder / "python"
+    program.write_text(f"#!/bin/sh\n{command}\n")
+    program.chmod(0o755)
+    return str(program)
 
 
 def test_other_errors_of_workers_are_not_converted() -> None:
