@@ -78,6 +78,7 @@
     │   │   └── IndexFieldLimitExceeded
     │   ├── IndexMissing            quarantine: an index was deleted on the search server
     │   ├── SearchRequestRefused    quarantine: the search server refuses a request as invalid
+    │   ├── BatchTooLarge           spark.engine is 'here', and a transaction does not fit the apply process
     │   ├── ExecutorPythonUnusable  exit 3, retried: another version of Python, or a missing package
     │   ├── DeltaJarMissing         exit 3
     │   └── SparkUnavailable        exit 3: no Java, or a master or setting that Spark rejects
@@ -805,6 +806,13 @@ class TargetDamaged(TargetUnusable):
 
     code = "CDC-3042"
     remedy = "rebuild the table: 'cdc replay SINK --tables TABLE'; or restore its files and restart the apply process"
+
+
+class BatchTooLarge(SinkError):
+    """A transaction or compacted state needs more memory than the apply process may use, and spark.engine is 'here'."""
+
+    code = "CDC-3043"
+    remedy = "set spark.engine to auto in the definition, and restart the apply process"
 
 
 class ExecutorPythonUnusable(SinkError):

@@ -283,6 +283,21 @@ NULLED_VALUES: Final = Metric(
 SPARK_STARTED: Final = Metric(
     "cdc_spark_started", Kind.GAUGE, "1 after the apply process has started Spark, 0 while nothing has needed Spark"
 )
+ENGINE_BATCHES: Final = Metric(
+    "cdc_sink_engine_batches_total",
+    Kind.COUNTER,
+    "batches published, by what applied them: the apply process (here), or a micro-batch of Spark (spark)",
+    (*_SINK, "engine"),
+)
+ENGINE_ROWS: Final = Metric(
+    "cdc_sink_engine_rows_total",
+    Kind.COUNTER,
+    "rows merged into the sink after the fold, by what applied them: here or spark",
+    (*_SINK, "engine"),
+)
+SINK_IN_SPARK: Final = Metric(
+    "cdc_sink_in_spark", Kind.GAUGE, "1 if Spark applied the sink's last batch, 0 if the apply process did", _SINK
+)
 BATCHES: Final = Metric("cdc_apply_batches_total", Kind.COUNTER, "batches published", _SINK)
 DLQ_RECORDS: Final = Metric(
     "cdc_dlq_records", Kind.GAUGE, "number of keys in the dead-letter queue: the target refused their rows", _SINK

@@ -1,8 +1,9 @@
-"""The streaming query of a sink: Spark applies the ranges of the log that are too large for the driver alone.
+"""The streaming query of a sink: Spark applies the ranges of the log that `engine_decision.py` gives it.
 
-The runner of the sink starts the query when the next range needs Spark, and stops it after IDLE seconds without such a
-range. While the query runs, the runner still applies small ranges itself. If it has applied the range of a query's
-batch already, the batch does nothing. Between two runs of the query, Spark plans nothing and costs no CPU.
+The runner of the sink starts the query when the next range is for Spark, and stops it after IDLE seconds without such a
+range; with `spark.engine: spark` the query always runs. While it runs, the runner still applies small ranges itself. If
+it has applied the range of a query's batch already, the batch does nothing. Between two runs of the query, Spark plans
+nothing and costs no CPU.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from cdc.errors import SinkError
 from cdc.failpoint import hit
 from cdc.file_modes import make_private_directory
 from cdc.position import Position
+from pipelines.engine_decision import Engine
 from pipelines.sink_loop import SinkLoop
 from pipelines.source.options import tables_option
 
@@ -46,15 +48,15 @@ class LargeRangeQuery:
         self._query: StreamingQuery | None = None
         self._checkpoint: Path | None = None
         self._error: Exception | None = None
-        self._is_stopped = False
+        self._is_stopped = self._is_applying = False
         self._needed_at = time.monotonic()
         self.has_begun = False
         """Whether Spark has begun the first batch."""
 
     @property
     def idle_seconds(self) -> float:
-        """Seconds since a range last needed Spark."""
-        return time.monotonic() - self._needed_at
+        """Seconds since a range last needed Spark; 0 while a batch is applied."""
+        return 0.0 if self._is_applying else time.monotonic() - self._needed_at
 
     @property
     def has_ended(self) -> bool:
@@ -70,9 +72,9 @@ class LargeRangeQuery:
         session: SparkSession,
         definition: Definition,
         sink: DeltaSinkDefinition | SearchSinkDefinition,
-        batch_rows: int,
+        limits: tuple[int, int],
     ) -> None:
-        """Start at the sink's position. batch_rows: approximate maximum of rows per batch."""
+        """Start at the sink's position. limits: approximate maximum of rows, and maximum of bytes, per batch."""
         base = Path(definition.spark.checkpoint.removeprefix("file://"))
         make_private_directory(base)
         self._checkpoint = Path(tempfile.mkdtemp(prefix=f"{sink.name}-", dir=base))
@@ -82,7 +84,8 @@ class LargeRangeQuery:
             .option("storage", definition.log.storage.to_json())
             .option("tables", tables_option(sink.tables))
             .option("boundaries", "true")  # so that Spark also makes a batch if only the position moved
-            .option("maxRowsPerTrigger", str(batch_rows))
+            .option("maxRowsPerTrigger", str(limits[0]))
+            .option("maxBytesPerTrigger", str(limits[1]))
             .option("startingPosition", str(self._loop.position))
             .load()
         )
@@ -127,10 +130,13 @@ class LargeRangeQuery:
         with self._loop.between_batches():
             if self._is_stopped:
                 return
-            needed = self._loop.needs_spark(end)
-            self._loop(rows, end)
-            if needed:
-                self.require()
+            before, self._is_applying = self._loop.position, True
+            try:
+                self._loop(rows, end)
+            finally:
+                if self._loop.position > before and self._loop.last_engine is Engine.SPARK:
+                    self.require()
+                self._is_applying = False
 
 
 def _end_of_batch(checkpoint: Path, batch: int) -> Position:

@@ -12,9 +12,11 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
-from cdc.config import Definition, DeltaSinkDefinition, SearchSinkDefinition
+from cdc.config import Definition, DeltaSinkDefinition, EngineChoice, SearchSinkDefinition
 from cdc.errors import LogError, LogTrimmed
 from cdc.log.reader import LogReader, log_exists
+from pipelines.engine_decision import Decision, Engine
+from pipelines.executor_cores import ExecutorCores
 from pipelines.large_range_query import LargeRangeQuery
 from pipelines.range_folder import RangeFolder
 from pipelines.runtime.consumer_registration import sink_registration
@@ -23,6 +25,7 @@ from pipelines.runtime.throttle import ThrottleState
 from pipelines.sink_factory import build_sink, keeps_history
 from pipelines.sink_loop import SinkLoop
 from pipelines.sink_parts import SinkParts
+from pipelines.sinks.contract import SparkAwaited
 from pipelines.sinks.delta.sink import DeltaSink as DeltaTarget
 
 SHARE: Final = 6
@@ -69,9 +72,9 @@ class OpenedSink:
             if (session := parts.spark.available) is not None:
                 self.sink.attach(session)  # a sink with writer spark cannot be opened without it
             self._log = LogReader(definition.log_of(sink))
-            fold = RangeFolder(self._log, sink.name, sink.tables, keeps_history(sink))
-            fold.small, fold.partial_rows = parts.small_rows, parts.partial_rows
-            self.loop = SinkLoop(self.sink, fold, parts.cuts, progress)
+            self._fold = RangeFolder(self._log, sink.name, sink.tables, keeps_history(sink))
+            self._fold.limits, self._fold.choice = parts.limits, definition.spark.engine
+            self.loop = SinkLoop(self.sink, self._fold, parts.cuts, progress)
             self.loop.open()
             self._registration = sink_registration(definition.log_of(sink), self._log.log_id, sink)
         except BaseException:
@@ -83,6 +86,9 @@ class OpenedSink:
         self._throttle = (
             None if progress.commit_rate is None else ThrottleState(progress.commit_rate, self._is_batch_urgent)
         )
+        self._cores = parts.cores or ExecutorCores(parts.spark, definition.spark.master)
+        self._core_wanted_at: float | None = None
+        """Time since which a batch waits for a core of the cluster, on the monotonic clock; None if none does."""
         self._is_attached = self._has_tried_to_catch_up = False
         self._opened_at = self.loop.position
         self.query: LargeRangeQuery | None = None
@@ -109,7 +115,27 @@ class OpenedSink:
     def is_query_idle(self) -> bool:
         """Whether the streaming query can stop: no range has needed Spark for a while, and no batch waits."""
         query, seconds = self.query, self._parts.query_idle
-        return query is not None and query.idle_seconds > seconds and not self.is_throttled
+        if query is None or self._definition.spark.engine is EngineChoice.SPARK:
+            return False
+        return query.idle_seconds > seconds and not self.is_throttled
+
+    def advance(self) -> Decision:
+        """Apply the next slice of the log in this process, unless it is for Spark; return what was decided."""
+        try:
+            if self.loop.advance(self._parts.limits.slice_rows, self._cores.now):
+                return self.loop.decision
+        except SparkAwaited as exc:
+            return Decision(Engine.SPARK, str(exc))
+        return Decision(Engine.SPARK, self.loop.decision.spark_reason or "a table has to be caught up")
+
+    def awaits_core(self, decision: Decision) -> bool:
+        """Return whether the cluster has given no core for a while, although what waits is for its executors."""
+        cores = self._cores.now()
+        if not decision.wants_spark or not cores.is_cluster or cores.free or self._parts.spark.available is None:
+            self._core_wanted_at = None
+            return False
+        self._core_wanted_at = self._core_wanted_at or time.monotonic()
+        return time.monotonic() - self._core_wanted_at >= self._parts.core_wait
 
     def register(self, *, at_once: bool = False) -> None:
         """Register the lowest applied position of the sink's tables. Retention can then trim the log up to there.
@@ -128,6 +154,7 @@ class OpenedSink:
         session = self._parts.spark.available
         if session is not None and not self._is_attached:
             self.sink.attach(session)
+            self._fold.is_cluster = self._cores.now().is_cluster
             self._is_attached = True
         if self.loop.has_caught_up or (session is None and self._has_tried_to_catch_up):
             return
@@ -143,7 +170,8 @@ class OpenedSink:
     def start_query(self, session: SparkSession) -> None:
         """Start the streaming query at the sink's position."""
         query = LargeRangeQuery(self.loop, self._begin_query_batch, self._end_query_batch)
-        query.start(session, self._definition, self._settings, self._parts.batch_rows)
+        limits = self._parts.limits.micro_batch(self._definition.spark.engine, is_cluster=self._fold.is_cluster)
+        query.start(session, self._definition, self._settings, limits)
         self.query = query
 
     def stop_query(self) -> None:
@@ -151,6 +179,7 @@ class OpenedSink:
         query, self.query = self.query, None
         if query is not None:
             query.stop()
+        self._parts.first_batch.leave(self)
 
     def is_trimmed(self) -> bool:
         """Whether the log no longer contains the changes after the sink's position."""
@@ -170,7 +199,6 @@ class OpenedSink:
         self.stop_query()
         self.register(at_once=True)
         self.sink.close()
-        self._parts.first_batch.leave(self)
 
     def _is_batch_urgent(self) -> bool:
         """Return whether the next batch must not be throttled.
@@ -181,13 +209,14 @@ class OpenedSink:
             return True
         try:
             self._log.refresh()
-            full = self._log.latest_boundary(self.loop.position, self._parts.batch_rows)
+            full = self._log.latest_boundary(self.loop.position, self._parts.limits.slice_rows)
             return full < self._log.latest_boundary(self.loop.position)
         except LogError:
             return True  # the batch itself raises the error
 
     def _begin_query_batch(self) -> None:
-        self._progress.awaits_spark = False
+        self._cores.wait()  # the runner applies slices meanwhile, because the batch has not begun
+        self._progress.awaits_spark = self._progress.awaits_core = False
         self._parts.first_batch.leave(self)
 
     def _end_query_batch(self) -> None:

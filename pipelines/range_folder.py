@@ -1,4 +1,4 @@
-"""Folds one range of the log for one sink: in this process if that is faster than a Spark job, otherwise in Spark."""
+"""Folds one range of the log for one sink, in this process or in Spark; `engine_decision.py` decides which."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from cdc.config import EngineChoice
+from cdc.errors import BatchTooLarge
 from cdc.failpoint import hit
 from cdc.log.file_selection import TableSelection
 from cdc.log.reader import LogReader, read_file
 from cdc.log_row import LOG_SCHEMA, ROW_OPERATIONS
 from cdc.position import Position
 from cdc.table import matches
+from pipelines.engine_decision import ONE_MACHINE, Cores, Engine, EngineLimits, RangeSize, Waiting, decide
 from pipelines.folding.fences_and_statistics import STATISTICS_COLUMNS, collect_statistics
 from pipelines.folding.fold import fold
 from pipelines.folding.folded_batch import FoldedBatch, split_by_table
@@ -26,19 +29,6 @@ from pipelines.folding.spark_fold import fold_frame
 from pipelines.sinks.contract import SparkAwaited
 from pipelines.source.data_source import rows_between
 
-SMALL: Final = 50_000
-"""Maximum rows in the log files of a range that is folded on the driver."""
-HERE_BYTES: Final = 192 << 20
-"""Maximum bytes in the log files of a larger range that is folded on the driver.
-
-Two million rows take three seconds on the driver, and ten seconds in Spark on two cores. In memory they are three times
-as large as on disk.
-"""
-PARTIAL_ROWS: Final = 250_000
-"""Maximum rows in the log files with partial images of such a range.
-
-If partial images moved rows to other keys, the rows of these keys are folded one by one, and need much more memory.
-"""
 _ROWS: Final = pa.array(sorted(ROW_OPERATIONS))
 
 
@@ -58,20 +48,20 @@ class RangeFolder:
         """
         self.log, self._sink, self._tables = change_log, sink, tables
         self._keeps_history = keeps_history
-        self.small = SMALL
-        """Maximum rows of a range that is folded without Spark, and of one slice of a range with history."""
-        self.here_bytes = HERE_BYTES
-        """Maximum bytes of a larger range that is folded without Spark."""
-        self.partial_rows = PARTIAL_ROWS
-        """Maximum rows in the files with partial images of such a range."""
+        self.limits = EngineLimits()
+        self.choice = EngineChoice.AUTO
+        self.is_cluster = False
+        """Whether Spark's executors are other processes than this one."""
+        self.last_engine = Engine.HERE
+        """What folded the last range."""
+
+    def size(self, after: Position, upto: Position) -> RangeSize:
+        """Return what the log files of the range (after, upto] contain."""
+        return RangeSize.of(self.log.files(after, upto)) if after < upto else RangeSize()
 
     def is_small(self, after: Position, upto: Position) -> bool:
         """Whether the range (after, upto] can be folded without Spark."""
-        files = self.log.files(after, upto)
-        if sum(file.rows for file in files) <= self.small:
-            return True
-        partial = sum(file.rows for file in files if file.partial)
-        return partial <= self.partial_rows and sum(file.size for file in files) <= self.here_bytes
+        return self.limits.fits_here(self.size(after, upto))
 
     def __call__(
         self, rows: DataFrame | SparkSession | None, after: Position, upto: Position, relation: int | None = None
@@ -80,10 +70,12 @@ class RangeFolder:
 
         rows: a frame of the log that contains the range, or a session to read the range with; None if the range is
         small, or if Spark has not started. relation: the only relation that the caller needs, None for all relations.
-        The result may contain other relations as well. Raises SparkAwaited if a large range comes without Spark.
+        The result may contain other relations as well. Raises SparkAwaited if a range for Spark comes without it, and
+        BatchTooLarge if the range does not fit this process, which alone may fold it.
         """
         since = self._since(after)
-        if self.is_small(after, upto):
+        self.last_engine = self._engine(rows, after, upto)
+        if self.last_engine is Engine.HERE:
             return self._fold_here(self.log.rows(after, upto, topics=self._is_selected), after)
         if rows is not None:
             kept = self._with_history_at(upto)
@@ -92,6 +84,19 @@ class RangeFolder:
         else:
             raise SparkAwaited(f"range ({after}, {upto}] of sink {self._sink!r} is too large to fold in this process")
         return self._to_batch(folded, found, kept, after)
+
+    def _engine(self, rows: DataFrame | SparkSession | None, after: Position, upto: Position) -> Engine:
+        """Return what folds the range; a frame is a micro-batch of the streaming query, or a range of a replay."""
+        size = self.size(after, upto)
+        cores = Cores(self.is_cluster, free=1) if rows is not None else ONE_MACHINE
+        last = Engine.SPARK if isinstance(rows, DataFrame) else Engine.HERE
+        engine = decide(Waiting(size, size), self.choice, self.limits, cores, last).engine
+        if engine is Engine.HERE and not self.limits.fits_here(size):
+            raise BatchTooLarge(
+                f"range ({after}, {upto}] of sink {self._sink!r} does not fit this process, and spark.engine is "
+                f"{self.choice.value!r}: {size}"
+            )
+        return engine
 
     def _fold_here(self, read: Iterable[pa.RecordBatch], after: Position) -> FoldedBatch:
         rows = pa.Table.from_batches(read, LOG_SCHEMA)
@@ -122,15 +127,16 @@ class RangeFolder:
     ) -> Iterator[tuple[FoldedBatch, int]]:
         """Yield the range of one relation as pairs (batch, its end position). Raises SparkAwaited as `__call__` does.
 
-        A large range of a table with history is divided into several batches. Each batch has about SMALL rows, or a
-        single transaction, so this process folds it without Spark.
+        A large range of a table with history is divided into several batches. Each batch has about `limits.small_rows`
+        rows, or a single transaction, so this process folds it without Spark.
         """
         if relation not in self._with_history_at(upto):
             yield self(session, after, upto, relation), int(upto)
             return
+        self.last_engine = Engine.HERE
         only = TableSelection(relations=(relation, relation))
         while after < upto:
-            small = self.log.latest_boundary(after, self.small)
+            small = self.log.latest_boundary(after, self.limits.small_rows)
             end = min(upto, small) if small > after else upto
             yield self._fold_here(self.log.rows(after, end, topics=self._is_selected, only=only), after), int(end)
             after = end

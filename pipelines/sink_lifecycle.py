@@ -1,8 +1,8 @@
 """The runner of a sink: a state machine that opens the sink, applies the log to it, and opens it again after a failure.
 
 A sink does not wait for Spark: the runner itself folds and merges small ranges of the log in this process. The first
-range that is too large for that starts Spark and a streaming query (large_range_query.py), which applies it and all
-later ones. The query stops when no range has needed it for a while; Spark does not.
+range that is for Spark (engine_decision.py) starts Spark and a streaming query (large_range_query.py), which applies it
+and all later ones. The query stops when no range has needed it for a while; Spark does not.
 
     state            sink     what a step does
     ---------------  -------  ------------------------------------------------------------------------
@@ -11,26 +11,27 @@ later ones. The query stops when no range has needed it for a while; Spark does 
     PAUSED           closed   confirm to the replay that the sink is closed
     HALTED           closed   nothing: another attempt would fail in the same way
     DIRECT           open     apply small ranges
-    AWAITING_SPARK   open     start the query when the session is there: the next range needs it
-    AWAITING_BATCH   open     nothing: the next range needs Spark, and the first batch has not begun
-    STREAMING        open     apply small ranges; Spark applies larger ones; stop the query when it is idle
+    AWAITING_SPARK   open     start the query when the session is there: what waits is for Spark
+    AWAITING_BATCH   open     the first batch of the query has not begun; stop the query when it is idle
+    STREAMING        open     stop the query when it is idle
 
                 OPENED           RANGE_NEEDS_SPARK
       CLOSED ─────────────▶ DIRECT ───────────────▶ AWAITING_SPARK
         ▲                     ▲                           │ QUERY_STARTED
         │ FAILED, REOPEN,     │ QUERY_IDLE                ▼
-        │ STOPPED             │                     AWAITING_BATCH
-        │ (every open state)  │                           │ FIRST_BATCH
+        │ STOPPED             │ (every state        AWAITING_BATCH
+        │ (every open state)  │  on the right)            │ FIRST_BATCH
         └─────────────────────┴──────── STREAMING ◀───────┘
 
       CLOSED, every open state   FAILED_FOR_GOOD ▶ HALTED
       every state but STANDBY    LEASE_LOST      ▶ STANDBY   LEASE_GAINED ▶ CLOSED
       every other state          REPLAY_BEGAN    ▶ PAUSED    REPLAY_ENDED ▶ CLOSED
 
-In every open state a step also releases cuts that verification no longer reads, answers commands about dead letters and
-registers the applied position. Only `_fire` changes the state. It looks the event up in `TRANSITIONS`, closes the sink
-if the sink is closed in the new state, and does what entering the new state requires. A pair of state and event that is
-not in `TRANSITIONS` is a defect and raises KeyError.
+In every open state the runner applies the next slice of the log, unless what waits is for Spark. A step also releases
+cuts that verification no longer reads, answers commands about dead letters and registers the applied position. Only
+`_fire` changes the state. It looks the event up in `TRANSITIONS`, closes the sink if the sink is closed in the new
+state, and does what entering the new state requires. A pair of state and event that is not in `TRANSITIONS` is a defect
+and raises KeyError.
 
 Only the runner's own thread fires events. Spark's thread sets attributes of the `OpenedSink` that the next step reads.
 The main thread reads `is_standby`, `final_error` and `has_applied`.
@@ -50,10 +51,11 @@ import structlog
 
 from cdc.back_off import BackOff
 from cdc.catalog.process_lease import LEASE
-from cdc.config import Definition, DeltaSinkDefinition, SearchSinkDefinition
+from cdc.config import Definition, DeltaSinkDefinition, EngineChoice, SearchSinkDefinition
 from cdc.errors import CdcError, LogTrimmed, Reaction, SinkError, SinkInUse
 from cdc.position import Position
 from pipelines.dead_letters.requests import DeadLetterCommands
+from pipelines.engine_decision import Engine
 from pipelines.opened_sink import OpenedSink, has_log
 from pipelines.runtime.executor_code import worker_error
 from pipelines.sink_factory import needs_spark, rules_need_spark
@@ -63,6 +65,8 @@ from pipelines.sinks.record_after_batch import failure_reason, log_trimmed_error
 
 ATTEMPTS: Final = 5
 """Number of consecutive failures after which an apply process with --once stops trying the sink."""
+DECIDE_EVERY: Final = 0.2
+"""Seconds between two decisions while the streaming query is to apply what waits; each reads the list of log files."""
 BACK_OFF: Final = BackOff(1.0, 30.0)
 """The back-off between attempts to open a sink."""
 
@@ -94,6 +98,7 @@ class SinkEvent(Enum):
     QUERY_STARTED = auto()
     FIRST_BATCH = auto()
     QUERY_IDLE = auto()
+    """Nothing has been for Spark for a while, or no longer is before the query has started."""
     REOPEN = auto()
     """A stopped table can continue: the sink is opened again, and the table catches up."""
     FAILED = auto()
@@ -106,7 +111,6 @@ OPEN: Final = frozenset({State.DIRECT, State.AWAITING_SPARK, State.AWAITING_BATC
 """States in which the sink is open."""
 WITH_QUERY: Final = frozenset({State.AWAITING_BATCH, State.STREAMING})
 """States in which a streaming query runs."""
-_APPLIES_DIRECTLY: Final = frozenset({State.DIRECT, State.STREAMING})
 _AWAITS_SPARK: Final = frozenset({State.AWAITING_SPARK, State.AWAITING_BATCH})
 
 _FROM_CLOSED: Final = {
@@ -124,8 +128,16 @@ TRANSITIONS: Final[Mapping[State, Mapping[SinkEvent, State]]] = MappingProxyType
         State.PAUSED: {SinkEvent.LEASE_LOST: State.STANDBY, SinkEvent.REPLAY_ENDED: State.CLOSED},
         State.HALTED: {SinkEvent.LEASE_LOST: State.STANDBY, SinkEvent.REPLAY_BEGAN: State.PAUSED},
         State.DIRECT: {**_FROM_OPEN, SinkEvent.RANGE_NEEDS_SPARK: State.AWAITING_SPARK},
-        State.AWAITING_SPARK: {**_FROM_OPEN, SinkEvent.QUERY_STARTED: State.AWAITING_BATCH},
-        State.AWAITING_BATCH: {**_FROM_OPEN, SinkEvent.FIRST_BATCH: State.STREAMING},
+        State.AWAITING_SPARK: {
+            **_FROM_OPEN,
+            SinkEvent.QUERY_STARTED: State.AWAITING_BATCH,
+            SinkEvent.QUERY_IDLE: State.DIRECT,
+        },
+        State.AWAITING_BATCH: {
+            **_FROM_OPEN,
+            SinkEvent.FIRST_BATCH: State.STREAMING,
+            SinkEvent.QUERY_IDLE: State.DIRECT,
+        },
         State.STREAMING: {**_FROM_OPEN, SinkEvent.QUERY_IDLE: State.DIRECT},
     }
 )
@@ -169,6 +181,10 @@ class SinkRunner:
         self._failures = Failures()
         self._standby_since = 0.0
         """Time at which STANDBY began, on the monotonic clock."""
+        self._wants_spark = False
+        """Whether the last decision was that what waits is for Spark."""
+        self._decides_at = 0.0
+        """Time of the next decision what applies the next range, on the monotonic clock."""
 
     @property
     def state(self) -> State:
@@ -222,7 +238,7 @@ class SinkRunner:
             return False
         if self._state is State.AWAITING_BATCH and opened.query is not None and opened.query.has_begun:
             self._fire(SinkEvent.FIRST_BATCH)
-        if self._state not in _APPLIES_DIRECTLY or opened.is_throttled or opened.seconds_to_batch:
+        if time.monotonic() < self._decides_at or opened.is_throttled or opened.seconds_to_batch:
             return False
         before = opened.loop.position
         self._attempt(lambda: self._advance(opened))
@@ -250,7 +266,10 @@ class SinkRunner:
         if state is State.PAUSED:
             self._failures.reset()
         self._state = state
-        self.progress.awaits_spark = state in _AWAITS_SPARK
+        if state not in _AWAITS_SPARK:
+            self.progress.awaits_spark = False
+        if state not in OPEN:
+            self.progress.awaits_core = False
 
     def _follow_lease(self) -> None:
         leases = self._parts.leases
@@ -278,6 +297,8 @@ class SinkRunner:
         elif time.monotonic() >= self._failures.due:
             if needs_spark(self._settings) or rules_need_spark(self._settings):
                 self._parts.spark.request(f"sink {self._settings.name!r} has writer 'spark' or rules with expressions")
+            if self._definition.spark.engine is EngineChoice.SPARK:
+                self._parts.spark.request("spark.engine is 'spark'")
             if self._can_open:
                 self._attempt(self._open)
 
@@ -325,26 +346,35 @@ class SinkRunner:
 
     def _follow_query(self, opened: OpenedSink) -> None:
         """Start the streaming query if a range waits for it, or stop it if it is idle."""
-        if self._state is State.AWAITING_SPARK:
+        if self._state is State.AWAITING_SPARK and not self._wants_spark:
+            self._fire(SinkEvent.QUERY_IDLE)
+        elif self._state is State.AWAITING_SPARK:
             self._parts.spark.request(f"the next range of sink {self._settings.name!r} needs it")
             session = self._parts.spark.available
             if session is not None and self._parts.first_batch.enter(opened):
                 opened.start_query(session)
                 self._fire(SinkEvent.QUERY_STARTED)
-        elif self._state is State.STREAMING and opened.is_query_idle:
+        elif not self._wants_spark and opened.is_query_idle:
             opened.stop_query()
             self._fire(SinkEvent.QUERY_IDLE)
 
     def _advance(self, opened: OpenedSink) -> None:
-        try:
-            if opened.loop.advance(self._parts.batch_rows):
-                return
-        except SparkAwaited:
-            pass
-        if opened.query is not None:
-            opened.query.require()  # its next batch applies the range
-        else:
+        """Apply the next range here, or let the streaming query apply it; report what it waits for."""
+        decision = opened.advance()
+        awaits_core = opened.awaits_core(decision)
+        if awaits_core and not self.progress.awaits_core:
+            log.warning("a cluster gives no core", sink=self._settings.name, reason=decision.spark_reason)
+        self.progress.awaits_core = awaits_core
+        if decision.engine is Engine.SPARK:
+            self._decides_at = time.monotonic() + DECIDE_EVERY
+        self._wants_spark = decision.wants_spark
+        if self._wants_spark and self._state is State.DIRECT:
+            log.info("what waits is for Spark", sink=self._settings.name, reason=decision.spark_reason)
             self._fire(SinkEvent.RANGE_NEEDS_SPARK)
+        elif self._wants_spark and opened.query is not None:
+            opened.query.require()  # its next batch applies the range
+        applies_nothing = decision.engine is Engine.SPARK and (awaits_core or self._state in _AWAITS_SPARK)
+        self.progress.awaits_spark = applies_nothing
 
     def _attempt(self, act: Callable[[], None]) -> None:
         """Call `act`. If it fails, close the sink and delay the next attempt; after a final error, halt."""

@@ -8,7 +8,7 @@ Each target stores the position of its last merge, so the repeated batch skips t
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from threading import RLock
@@ -16,14 +16,25 @@ from threading import RLock
 import structlog
 from pyspark.sql import DataFrame, SparkSession
 
-from cdc.errors import CdcError, LogTrimmed, Reaction
+from cdc.config import EngineChoice
+from cdc.errors import BatchTooLarge, CdcError, LogTrimmed, Reaction
 from cdc.failpoint import hit
 from cdc.position import Position
 from cdc.stores.published_record import Published, TableRecord, TargetState
 from cdc.table import TableSchema, TableState
 from pipelines.dead_letters.quarantine import Quarantine
+from pipelines.engine_decision import (
+    ONE_MACHINE,
+    TAKEN_HERE,
+    Cores,
+    Decision,
+    Engine,
+    RangeSize,
+    Waiting,
+    decide,
+)
 from pipelines.folding.folded_batch import NO_CHANGES, Boundary, ControlEvents, FoldedBatch
-from pipelines.range_folder import SMALL, RangeFolder
+from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests, PendingCut
 from pipelines.runtime.sink_status_reporter import SinkFigures
 from pipelines.sinks.contract import Sink, TableBatch
@@ -55,6 +66,8 @@ class SinkLoop:
         self._schemas: dict[int, TableSchema] = {}
         self._lock = RLock()
         self._drained = False
+        self.decision = TAKEN_HERE
+        """What the last call of `advance` decided about the next batch."""
         self.has_caught_up = False
         """Whether `catch_up_all` is not due: no table was behind when the sink was opened, or it has been called."""
         self.batch_began, self.batch_seconds, self.batch_tables = 0.0, 0.0, 0
@@ -95,27 +108,31 @@ class SinkLoop:
     def _schemas_at(self, position: int) -> dict[int, TableSchema]:
         return self._log.schemas(Position(position))
 
-    def advance(self, rows: int = SMALL) -> bool:
-        """Apply about `rows` changes at most in this process; return False, and apply nothing, if they need Spark.
+    def advance(self, rows: int = 0, cores: Callable[[], Cores] = lambda: ONE_MACHINE) -> bool:
+        """Apply about `rows` changes at most in this process; return False, and apply nothing, if they are for Spark.
 
-        It also returns False while `catch_up_all` is due, and does nothing while another thread applies a batch.
+        A range is never divided below `EngineLimits.small_rows`. It also returns False while `catch_up_all` is due, and
+        does nothing while another thread applies a batch.
+        cores: returns the cores that Spark has at present.
         """
         if not self._lock.acquire(blocking=False):
+            self.decision = TAKEN_HERE
             return True
         try:
             self._log.refresh()
-            ends = (self._log.latest_boundary(self.position, most) for most in (max(rows, SMALL), SMALL))
-            end = next((end for end in ends if not self._is_large(end)), None)
-            if end is not None and self.has_caught_up:
+            end, size = self._next_slice(rows)
+            self.decision = self._decide(end, size, cores())
+            is_taken = self.decision.engine is Engine.HERE and self.has_caught_up
+            if is_taken:
                 self(None, end)
-            return end is not None and self.has_caught_up
+            return is_taken
         finally:
             self._lock.release()
 
-    def needs_spark(self, end: Position) -> bool:
-        """Return whether the range from the sink's position to `end` is too large to fold in this process."""
-        self._log.refresh()
-        return self._is_large(end)
+    @property
+    def last_engine(self) -> Engine:
+        """What applied the last batch."""
+        return self._fold.last_engine
 
     @contextmanager
     def between_batches(self) -> Iterator[None]:
@@ -156,7 +173,8 @@ class SinkLoop:
         """Apply to one lagging table the range of the log from the table's position to the sink's position.
 
         Spark reads a large range with `session`. Raises SparkAwaited if that is needed and `session` is None. If the
-        range was trimmed from the log, the published record marks the table as failed.
+        range was trimmed from the log, or does not fit this process and may not go to Spark, the published record marks
+        the table as failed.
         """
         with self._lock:
             self._log.refresh()
@@ -165,9 +183,10 @@ class SinkLoop:
                     record = self._apply_table(table.relation, batch, upto)
                     if record.state == TargetState.FAILED:
                         break
-            except LogTrimmed as exc:
+            except (LogTrimmed, BatchTooLarge) as exc:
+                error = log_trimmed_error(exc, self._sink.name) if isinstance(exc, LogTrimmed) else exc
                 batch = NO_CHANGES
-                record = failed_record(table, self._schemas[table.relation], log_trimmed_error(exc, self._sink.name))
+                record = failed_record(table, self._schemas[table.relation], error)
             record = self._ended_if_dropped(record, self.position)
             self._publish({table.relation: record}, Boundary(self.position, self._published.committed_at), batch)
 
@@ -261,10 +280,32 @@ class SinkLoop:
             self._sink.publish(record)
         self._published = record
         self.quarantine.confirm_published()
-        self._progress.record_published(record, lag=median_lag(batch.images), rows=batch.count_rows(changed))
+        self._progress.record_published(
+            record, lag=median_lag(batch.images), rows=batch.count_rows(changed), engine=self.last_engine
+        )
 
-    def _is_large(self, end: Position) -> bool:
-        return end > self.position and not self._fold.is_small(self.position, end)
+    def _next_slice(self, rows: int) -> tuple[Position, RangeSize]:
+        """Return end and size of the next batch that this process would apply.
+
+        It has about `rows` rows, or as many as always fit, or one transaction or compacted state.
+        """
+        small_rows = self._fold.limits.small_rows
+        end = self._log.latest_boundary(self.position, max(rows, small_rows))
+        size = self._fold.size(self.position, end)
+        if not self._fold.limits.fits_here(size):
+            end = self._log.latest_boundary(self.position, small_rows)
+            size = self._fold.size(self.position, end)
+        return end, size
+
+    def _decide(self, end: Position, size: RangeSize, cores: Cores) -> Decision:
+        """Return what applies the range of the next slice, which ends at `end`, or all that waits."""
+        backlog = size
+        if cores.is_cluster and self._fold.choice is EngineChoice.AUTO and self._log.durable not in (None, end):
+            backlog = self._fold.size(self.position, self._log.latest_boundary(self.position))
+        is_compacted = self.position < self._log.oldest
+        return decide(
+            Waiting(size, backlog, is_compacted), self._fold.choice, self._fold.limits, cores, self._fold.last_engine
+        )
 
     def _answer(self, cuts: Sequence[PendingCut]) -> list[PendingCut]:
         """Answer the requests for the present position, refuse those for earlier ones, and return the others."""

@@ -8,8 +8,9 @@ from typing import Final
 
 from cdc import metrics
 from cdc.catalog import Catalog
+from pipelines.engine_decision import EngineLimits
+from pipelines.executor_cores import ExecutorCores
 from pipelines.large_range_query import IDLE
-from pipelines.range_folder import PARTIAL_ROWS, SMALL
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.replay_pause import ReplayPauses
 from pipelines.runtime.sink_lease import SinkLeases
@@ -17,8 +18,11 @@ from pipelines.runtime.sink_status_reporter import SinkFigures
 from pipelines.spark_on_demand import SparkOnDemand
 from pipelines.views.input_cuts import InputCuts
 
-MAX_ROWS: Final = 200_000
-"""Rows per micro-batch: about half a second of folding on two cores."""
+CORE_WAIT: Final = 30.0
+"""Seconds for which a cluster may give no core before the status of a sink says so.
+
+Executors need 10 to 20 seconds to start.
+"""
 
 
 class FirstBatchGate:
@@ -60,14 +64,14 @@ class SinkParts:
     first_batch: FirstBatchGate = field(default_factory=FirstBatchGate)
     input_cuts: InputCuts | None = None
     """Takes the cuts of the sink that the views read; None without views."""
-    batch_rows: int = MAX_ROWS
-    """Approximate maximum of rows per micro-batch."""
-    small_rows: int = SMALL
-    """Maximum rows of a range that is folded without Spark, whatever its rows are."""
-    partial_rows: int = PARTIAL_ROWS
-    """Maximum rows with partial images of a larger range that is folded without Spark."""
+    limits: EngineLimits = field(default_factory=EngineLimits)
+    """The sizes that decide which engine applies a batch, and how large it is."""
     query_idle: float = IDLE
     """Seconds without a range that needs Spark, after which a streaming query stops."""
+    cores: ExecutorCores | None = None
+    """The cores of Spark's executors; None: those of the session of `spark`."""
+    core_wait: float = CORE_WAIT
+    """Seconds for which a cluster may give no core before the status of a sink says so."""
 
     def figures_of(self, pipeline: str, sink: str) -> SinkFigures:
         """Return what records the progress of one sink."""

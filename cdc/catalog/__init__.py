@@ -20,6 +20,7 @@ from cdc.catalog.connection import Database, upsert
 from cdc.catalog.models import AuditRow, LeaseRow, PipelineRow
 from cdc.catalog.reported_state import (
     AWAITS_SPARK,
+    NO_CORE,
     REFUSED,
     REPORT_MAX_AGE,
     DeadLetter,
@@ -37,6 +38,7 @@ from cdc.catalog.verified_ranges import VerifiedRange, VerifiedRangeStore
 
 __all__ = [
     "AWAITS_SPARK",
+    "NO_CORE",
     "REFUSED",
     "REPORT_MAX_AGE",
     "AuditLine",

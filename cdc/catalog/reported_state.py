@@ -20,7 +20,12 @@ from cdc.catalog.connection import Database, upsert
 from cdc.catalog.models import DeadLetterRow, ProcessRow, SinkRow, TableRow
 
 AWAITS_SPARK: Final = "waits for Spark"
-"""Reason that a sink reports while it waits for Spark to begin the first batch, and so applies nothing."""
+"""Reason that a sink reports while it waits for Spark to begin a batch, and so applies nothing.
+
+The cause may follow it.
+"""
+NO_CORE: Final = "the cluster has given no core for 30 s"
+"""Part of the reason of a sink whose backlog is for the executors of a cluster that gives none."""
 REFUSED: Final = "refused"
 """State of a source table that matches a rule but cannot be captured; the table's reason says why."""
 REPORT_MAX_AGE: Final = 5.0

@@ -120,8 +120,10 @@ def _print_lines(found: PipelineStatus, summary: str, file: Path) -> None:
     if found.log is not None:
         echo(f"  {'kept':<10}{retention_line(found.log)}")
     for sink in found.sinks:
+        engine = {None: "", "here": "", "spark": ", last batch in Spark"}[sink.engine]
         slowed = f"  {sink.reason}" if sink.reason and sink.state != "failed" else ""
-        echo(f"  {sink.name:<9} {sink.position or '–':<14}  lag {_seconds(sink.lag_seconds)}  {sink.state}{slowed}")
+        lag = _seconds(sink.lag_seconds)
+        echo(f"  {sink.name:<9} {sink.position or '–':<14}  lag {lag}  {sink.state}{engine}{slowed}")
     _print_tables(found, file)
     _print_verification(found)
     for backfill in found.backfills:

@@ -1,6 +1,6 @@
 """Definition files: YAML that describes the source, the log and the sinks of a pipeline."""
 
-from cdc.config.definition import Definition, Spark, TableRule
+from cdc.config.definition import Definition, EngineChoice, Spark, TableRule
 from cdc.config.definition_file import (
     CheckedDefinition,
     check_definition,
@@ -35,6 +35,7 @@ __all__ = [
     "Definition",
     "DeltaSinkDefinition",
     "DroppedColumns",
+    "EngineChoice",
     "SchemaChanges",
     "SearchRule",
     "SearchSettings",

@@ -7,6 +7,7 @@ in an editor and in the reference. Validation turns durations into seconds and s
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import StrEnum
 from ipaddress import ip_address
 from typing import Annotated, Final, Literal, Self
 
@@ -115,11 +116,30 @@ class Log(Model):
         return log_root(f"{self.path}/{LOG_OF_VIEWS}", self.storage)
 
 
+class EngineChoice(StrEnum):
+    """Which engine reads, folds and writes the changes that wait for a sink."""
+
+    #: The apply process takes small ranges. Spark takes what does not fit its memory, and on a cluster large backlogs.
+    AUTO = "auto"
+    #: Spark, for every batch; its streaming queries always run.
+    SPARK = "spark"
+    #: The apply process. A sink stops before a transaction that does not fit the memory of this process.
+    HERE = "here"
+
+
 class Spark(Model):
     """The Spark session that applies the log to the sinks."""
 
     master: Annotated[str, Field(min_length=1)] = "local[2]"
     """Spark master URL."""
+    engine: EngineChoice = EngineChoice.AUTO
+    """What applies changes to the sinks: `auto`, `spark` for every batch, or `here` (never Spark).
+
+    With `auto` the apply process takes small ranges. Spark takes single transactions and compacted states that do not
+    fit its memory and, if the master is a cluster, backlogs above 1,000,000 rows or 256 MiB of log files. With `here` a
+    sink stops with CDC-3043 before such a transaction. Writers, expressions, views, compactions and replays use Spark
+    as they need it.
+    """
     trigger: Seconds = 0.2
     """Batch interval: minimum time between the starts of two batches of a sink; 0 starts a batch as soon as possible.
 

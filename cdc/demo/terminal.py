@@ -91,7 +91,7 @@ def _sink_lag(snapshot: PipelineSnapshot, sink: str) -> str:
     stalled = snapshot.stalled.get(sink, 0.0)
     if sink not in snapshot.sinks:
         return AWAITS_SPARK if sink == LAKE else NO_ROWS
-    if snapshot.reasons.get(sink) == AWAITS_SPARK:
+    if (snapshot.reasons.get(sink) or "").startswith(AWAITS_SPARK):
         return AWAITS_SPARK
     if snapshot.compiling and stalled <= OLD_AFTER:
         return AWAITS_LOG

@@ -23,6 +23,7 @@ from cdc.metrics import (
     DELIVERY_EVENTS,
     LOG_HORIZON,
     LOG_POSITION,
+    SINK_IN_SPARK,
     SINK_LAG_BYTES,
     SOURCE_LAG_SECONDS,
     SPARK_STARTED,
@@ -122,6 +123,8 @@ class SinkStatus:
     """Seconds for which the log has had changes that the sink has not published; null if the sink is not stalled."""
     process: str = "apply"
     """Process that moves it: `apply` for a sink, `deliver` for a delivery."""
+    engine: str | None = None
+    """What applied the last batch: `here` (the apply process) or `spark`; null for a delivery, and before a batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,7 +342,14 @@ def _sink(progress: Any, reported: ReportedMetrics, durable: float | None, silen
         lag_seconds=_extrapolated_lag(progress.lag_seconds, silence),
         lag_bytes=reported.get(SINK_LAG_BYTES, progress.sink) if durable is None else behind,
         rows=reported.get(APPLY_ROWS, progress.sink) or 0.0,
+        engine=_engine(reported.get(SINK_IN_SPARK, progress.sink)),
     )
+
+
+def _engine(in_spark: float | None) -> str | None:
+    if in_spark is None:
+        return None
+    return "spark" if in_spark else "here"
 
 
 def _extrapolated_lag(lag: float | None, silence: float) -> float | None:

@@ -15,6 +15,7 @@ import structlog
 from cdc import metrics
 from cdc.catalog import (
     AWAITS_SPARK,
+    NO_CORE,
     Catalog,
     DeadLetter,
     ProcessReport,
@@ -102,7 +103,9 @@ class SinkFigures:
         self.not_indexed: Mapping[str, str] = {}
         """URI of a target → why the sink writes it without its key index."""
         self.awaits_spark = False
-        """Whether the sink can apply nothing until Spark begins the first batch of its query."""
+        """Whether the sink applies nothing until Spark begins a batch of its query."""
+        self.awaits_core = False
+        """Whether a batch has waited for a core of the cluster for half a minute."""
 
     def start_batch(self, end: int) -> None:
         """Record that the batch ending at `end` begins, or begins again. The lag grows until the batch is published."""
@@ -110,9 +113,12 @@ class SinkFigures:
             if self._pending is None:
                 self._pending = end, self._clock()
 
-    def record_published(self, record: Published, *, lag: float | None, rows: Mapping[int, int]) -> None:
+    def record_published(
+        self, record: Published, *, lag: float | None, rows: Mapping[int, int], engine: str | None = None
+    ) -> None:
         """Record a published batch.
 
+        engine: what applied it, `here` or `spark`; None: the record was only read.
         rows: number of merged rows by relation. lag: the lag of the batch's median row in seconds; None if the batch
         has no rows. Without rows, the reported lag becomes the time since the last commit of the batch, if that is
         less than the present lag. So an idle sink is not shown as late after a long copy.
@@ -134,6 +140,10 @@ class SinkFigures:
         self._figures.set(metrics.SINK_LAG_SECONDS, lag, *labels)
         if rows:
             self._figures.observe(metrics.SINK_LATENCY, lag, *labels)
+        if engine is not None:
+            self._figures.add(metrics.ENGINE_BATCHES, 1, *labels, engine)
+            self._figures.add(metrics.ENGINE_ROWS, sum(rows.values()), *labels, engine)
+            self._figures.set(metrics.SINK_IN_SPARK, float(engine == "spark"), *labels)
 
     def record_dead_letters(self, letters: tuple[DeadLetter, ...]) -> None:
         """Record the rows that the sink has parked at present."""
@@ -174,11 +184,8 @@ class SinkFigures:
     def to_sink(self) -> SinkProgress | None:
         """Return the state of the sink for the catalog; None until the sink was opened or failed for the first time."""
         with self._lock:
-            record, error, throttle = (
-                self._record,
-                self._error,
-                AWAITS_SPARK if self.awaits_spark else self._reported_throttle,
-            )
+            record, error = self._record, self._error
+            delay = self._spark_delay() or self._reported_throttle
             if record is None and error is None:
                 return None
             waits = 0.0 if self._pending is None else self._clock() - self._pending[1]
@@ -191,8 +198,14 @@ class SinkFigures:
                 committed_at=committed_at,
                 lag_seconds=max(self._lag, waits),
                 state="failed" if error else "running",
-                reason=f"{error.code} {error.message} → {error.fix}" if error else str(throttle) if throttle else None,
+                reason=f"{error.code} {error.message} → {error.fix}" if error else str(delay) if delay else None,
             )
+
+    def _spark_delay(self) -> str | None:
+        """Return why a batch for Spark has not begun; None if no batch waits for Spark."""
+        if self.awaits_spark:
+            return f"{AWAITS_SPARK}: {NO_CORE}" if self.awaits_core else AWAITS_SPARK
+        return f"{NO_CORE}; the apply process takes small batches" if self.awaits_core else None
 
     @property
     def has_published(self) -> bool:

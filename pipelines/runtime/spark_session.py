@@ -119,7 +119,7 @@ class SparkSettings:
     @property
     def local(self) -> bool:
         """Whether driver and executors are one process."""
-        return _is_local(self.master)
+        return is_local(self.master)
 
 
 def spark_session(settings: SparkSettings) -> SparkSession:
@@ -171,7 +171,7 @@ def _started(settings: SparkSettings) -> SparkSession:
         builder = builder.config(key, setting)
     session = builder.getOrCreate()
     session.delta = delta
-    if not _is_local(session.sparkContext.master):
+    if not is_local(session.sparkContext.master):
         ship(session)
     return session
 
@@ -212,7 +212,8 @@ def _cached(directory: Path) -> Iterator[Path]:
         yield from directory.glob(f"*_{name}")
 
 
-def _is_local(master: str) -> bool:
+def is_local(master: str) -> bool:
+    """Return whether driver and executors of a master are one process."""
     # local-cluster[2,1,1024] is a cluster on one machine
     return master == "local" or master.startswith("local[")
 

@@ -21,12 +21,12 @@ from cdc import metrics
 from cdc.catalog import Catalog
 from cdc.log.reader import LogReader
 from cdc.position import Position
+from pipelines.engine_decision import SLICE_ROWS
 from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.sink_status_reporter import SinkFigures
 from pipelines.runtime.spark_session import SparkSettings, has_delta, spark_session
 from pipelines.sink_loop import SinkLoop
-from pipelines.sink_parts import MAX_ROWS
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.source.data_source import register, rows_between
@@ -120,9 +120,9 @@ class Bench:
     def throughput(self, random: np.random.Generator, keys: int, changes: int) -> None:
         """From a log into an empty sink, in batches as the driver takes them."""
         for kind, quicker, partial, rows in (
-            ("", ".quicker", 0.0, MAX_ROWS),
+            ("", ".quicker", 0.0, SLICE_ROWS),
             (".batches_2m", ".batches_2m", 0.0, 2_000_000),
-            (".partial_20", ".partial_20", PARTIAL, MAX_ROWS),
+            (".partial_20", ".partial_20", PARTIAL, SLICE_ROWS),
         ):
             made = Changes.random(random, keys, changes - keys, partial=partial)
             best = 0.0

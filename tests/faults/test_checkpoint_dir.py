@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from cdc.demo.shop_workload import Workload
-from pipelines.range_folder import PARTIAL_ROWS
+from pipelines.engine_decision import PARTIAL_ROWS
 from tests.faults.test_kill_apply import assert_equal
 from tests.faults.test_kill_reader import KILLED, prepare
 from tests.fixtures.pipeline import Pipeline

@@ -32,8 +32,8 @@ from cdc.postgres.connection import connect
 from cdc.service.background_jobs import ReplayJobs
 from cdc.stores.lake_reader import Lake
 from pipelines.compaction.compaction_steps import compact
+from pipelines.engine_decision import PARTIAL_ROWS
 from pipelines.folding.fold import fold
-from pipelines.range_folder import PARTIAL_ROWS
 from pipelines.runtime.spark_session import SparkSettings, delta_jars
 from tests.faults.test_kill_apply import assert_equal
 from tests.faults.test_kill_reader import prepare

@@ -17,7 +17,7 @@ from cdc.log.bucket_files import BucketPath
 from cdc.log.writer import LogWriter
 from cdc.position import Position
 from cdc.stores.lake_reader import Lake, read_target
-from pipelines.range_folder import PARTIAL_ROWS
+from pipelines.engine_decision import PARTIAL_ROWS
 from pipelines.runtime.spark_session import SparkSettings, delta_jars
 from tests.benchmarks.apply_input import Changes, new_log
 from tests.fixtures.catalog import put_catalog

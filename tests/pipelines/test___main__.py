@@ -15,7 +15,7 @@ from cdc.catalog import Catalog
 from cdc.errors import SinkOfAnotherLog
 from cdc.position import Position
 from pipelines.__main__ import main
-from pipelines.range_folder import PARTIAL_ROWS
+from pipelines.engine_decision import PARTIAL_ROWS
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.replay_pause import ReplayPauses
 from pipelines.sink_lifecycle import SinkRunner

@@ -15,6 +15,7 @@ from cdc.catalog import Catalog
 from cdc.errors import SinkError
 from cdc.log.reader import LogReader
 from cdc.position import Position
+from pipelines.engine_decision import EngineLimits
 from pipelines.large_range_query import LargeRangeQuery
 from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
@@ -55,7 +56,9 @@ def runner_with(shop: ShopPipeline, spark: SparkSession, idle: float) -> Iterato
     with Catalog.open(shop.definition.catalog.url) as catalog:
         cuts, pauses = CutRequests(catalog, "shop"), ReplayPauses(catalog, "shop")
         started = spark_with(spark)
-        parts = SinkParts(cuts, pauses, FIGURES, started, small_rows=FEW, partial_rows=FEW, query_idle=idle)
+        parts = SinkParts(
+            cuts, pauses, FIGURES, started, limits=EngineLimits(small_rows=FEW, partial_rows=FEW), query_idle=idle
+        )
         runner = SinkRunner(shop.definition, shop.definition.sinks[0], parts)
         try:
             yield runner
@@ -99,7 +102,7 @@ def loop_of(shop: ShopPipeline) -> Iterator[SinkLoop]:
     sink = shop.definition.sinks[0]
     with Catalog.open(shop.definition.catalog.url) as catalog:
         target, fold = build_sink(sink), RangeFolder(LogReader(shop.definition.log.path), "lake", sink.tables)
-        fold.small = fold.here_bytes = 0
+        fold.limits = EngineLimits(small_rows=0, here_bytes=0)
         loop = SinkLoop(target, fold, CutRequests(catalog, "shop"), SinkFigures("shop", "lake", FIGURES))
         loop.open()
         try:
@@ -115,7 +118,7 @@ def test_stopping_waits_for_the_running_batch_and_no_batch_follows(shop: ShopPip
         query = LargeRangeQuery(loop, began.set, lambda: None)
         assert not loop.advance()
         with loop.between_batches():  # the first batch waits for this
-            query.start(spark, shop.definition, shop.definition.sinks[0], 10)
+            query.start(spark, shop.definition, shop.definition.sinks[0], (10, 1 << 20))
             until(began.is_set, "the first batch begins")
         query.stop()
         assert not list(Path(shop.definition.spark.checkpoint.removeprefix("file://")).glob("lake-*"))
@@ -128,7 +131,7 @@ def test_the_error_of_a_batch_is_raised_as_it_was(shop: ShopPipeline, spark: Spa
 
     with loop_of(shop) as loop:
         query = LargeRangeQuery(loop, lambda: None, fail)
-        query.start(spark, shop.definition, shop.definition.sinks[0], 10)
+        query.start(spark, shop.definition, shop.definition.sinks[0], (10, 1 << 20))
         until(lambda: query.has_ended, "the query ends")
         with pytest.raises(SinkError, match="the disk is on fire"):
             query.raise_error("lake")

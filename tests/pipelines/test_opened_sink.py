@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 from cdc.catalog import Catalog
 from cdc.log.reader import LogReader
 from cdc.stores.published_record import TargetState
+from pipelines.engine_decision import EngineLimits
 from pipelines.opened_sink import LONGEST, OpenedSink, batch_interval
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.replay_pause import ReplayPauses
@@ -52,7 +53,7 @@ def let_orders_lag(shop: ShopPipeline, rows: int) -> None:
 def opened(shop: ShopPipeline, spark: SparkOnDemand) -> Iterator[OpenedSink]:
     with Catalog.open(shop.definition.catalog.url) as catalog:
         cuts, pauses = CutRequests(catalog, "shop"), ReplayPauses(catalog, "shop")
-        parts = SinkParts(cuts, pauses, FIGURES, spark, small_rows=FEW, partial_rows=FEW)
+        parts = SinkParts(cuts, pauses, FIGURES, spark, limits=EngineLimits(small_rows=FEW, partial_rows=FEW))
         found = OpenedSink(shop.definition, shop.definition.sinks[0], parts, SinkFigures("shop", "lake", FIGURES))
         try:
             yield found

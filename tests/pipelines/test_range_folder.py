@@ -12,7 +12,8 @@ from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter
 from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
-from pipelines.range_folder import HERE_BYTES, SMALL, RangeFolder
+from pipelines.engine_decision import HERE_BYTES, SMALL, EngineLimits
+from pipelines.range_folder import RangeFolder
 from pipelines.sinks.contract import SparkAwaited
 from tests.log.rows import IDENTITY, LIMITS, info, row, table
 from tests.pipelines.shop_pipeline import repeated
@@ -35,7 +36,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def folding(root: Path, here_bytes: int = 0) -> RangeFolder:
     found = RangeFolder(LogReader(root), "lake", ("shop.*",))
-    found.here_bytes = here_bytes
+    found.limits = EngineLimits(here_bytes=here_bytes)
     return found
 
 
@@ -72,6 +73,6 @@ def test_a_large_range_is_for_spark_if_too_many_rows_are_in_files_with_partial_i
     fold = folding(root, HERE_BYTES)
 
     assert fold.is_small(Position(10), Position(21))
-    fold.partial_rows = 8
+    fold.limits = EngineLimits(partial_rows=8)
     assert not fold.is_small(Position(10), Position(21))
     assert fold.is_small(Position(10), LARGE)

@@ -61,7 +61,8 @@ def test_a_query_is_started_for_a_range_that_needs_it_and_stopped_when_it_is_idl
     }
     assert starts == {State.AWAITING_SPARK: State.AWAITING_BATCH}
     assert TRANSITIONS[State.AWAITING_BATCH][SinkEvent.FIRST_BATCH] is State.STREAMING
-    assert TRANSITIONS[State.STREAMING][SinkEvent.QUERY_IDLE] is State.DIRECT
+    for state in WITH_QUERY | {State.AWAITING_SPARK}:
+        assert TRANSITIONS[state][SinkEvent.QUERY_IDLE] is State.DIRECT
     assert {State.AWAITING_BATCH, State.STREAMING} == WITH_QUERY
 
 

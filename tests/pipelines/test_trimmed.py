@@ -14,6 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from cdc.catalog import Catalog
+from cdc.config import EngineChoice
 from cdc.errors import ConfigError, LogTrimmed
 from cdc.log import consumers
 from cdc.log.consumers import Consumer
@@ -210,18 +211,12 @@ class Overtaken(LogReader):
         super().refresh()
 
 
-class Large(RangeFolder):
-    """Takes every range for a large one."""
-
-    def is_small(self, after: Position, upto: Position) -> bool:
-        """None is."""
-        return upto < after
-
-
-def loop_over(fold: type[RangeFolder], view: LogReader, catalog: Catalog, sink: Sink, tables: str = "*.*") -> SinkLoop:
-    loop = SinkLoop(
-        sink, fold(view, "lake", (tables,)), CutRequests(catalog, "shop"), SinkFigures("shop", "lake", FIGURES)
-    )
+def loop_over(
+    view: LogReader, catalog: Catalog, sink: Sink, tables: str = "*.*", engine: EngineChoice = EngineChoice.AUTO
+) -> SinkLoop:
+    fold = RangeFolder(view, "lake", (tables,))
+    fold.choice = engine
+    loop = SinkLoop(sink, fold, CutRequests(catalog, "shop"), SinkFigures("shop", "lake", FIGURES))
     loop.open()
     return loop
 
@@ -231,7 +226,7 @@ def test_a_batch_that_ends_where_none_can_end_any_more_is_planned_again(
 ) -> None:
     logs.append(5)
     logs.compact(NOBODY)
-    loop = loop_over(RangeFolder, Overtaken(logs), catalog, lake)
+    loop = loop_over(Overtaken(logs), catalog, lake)
     with pytest.raises(LogTrimmed, match="cannot be read up to"):
         loop.advance()
     loop.advance()
@@ -287,7 +282,7 @@ def test_no_batch_ends_at_a_cut_that_was_folded_away(logs: TrimmedAndWholeLog, c
     end = logs.append(5)
     held = logs.compact(NOBODY)
     asked = catalog.commands.post("shop", CUT, {"sink": "lake", "position": end - 40})
-    loop = loop_over(RangeFolder, LogReader(logs.root), catalog, lake)
+    loop = loop_over(LogReader(logs.root), catalog, lake)
     loop.advance()
     assert loop.position == held.horizon
     loop.drain()
@@ -313,7 +308,7 @@ def test_a_table_that_stayed_behind_for_too_long_stops_alone(
         apply_all(logs.cut)
         floor = logs.compact(KEEP).floor
     stopped(logs, lake, 1_200)
-    loop = loop_over(RangeFolder, LogReader(logs.root), catalog, lake)
+    loop = loop_over(LogReader(logs.root), catalog, lake)
     assert (loop.position, loop.consumed_position) == (end, 1_200)
     for table in loop.lagging_tables:
         loop.catch_up(table, None)
@@ -349,27 +344,27 @@ def test_a_batch_that_was_planned_before_a_trim_is_folded_from_what_is_left(
     end = Position(logs.append(5))
     planned = rows_between(spark, LogReader(logs.root), ("shop.*",), Position(0), end)
     logs.compact(NOBODY)
-    loop = loop_over(Large, LogReader(logs.root), catalog, lake)
+    loop = loop_over(LogReader(logs.root), catalog, lake, engine=EngineChoice.SPARK)
     lake.attach(spark)
     loop(planned, end)
     loop.drain()
     assert logs.cut.lake() == logs.expected()
 
 
-@pytest.mark.parametrize("fold", [RangeFolder, pytest.param(Large, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("engine", [EngineChoice.AUTO, pytest.param(EngineChoice.SPARK, marks=pytest.mark.slow)])
 def test_a_table_that_stayed_behind_catches_up_over_what_was_folded(
-    spark: SparkSession, logs: TrimmedAndWholeLog, catalog: Catalog, lake: Sink, fold: type[RangeFolder]
+    spark: SparkSession, logs: TrimmedAndWholeLog, catalog: Catalog, lake: Sink, engine: EngineChoice
 ) -> None:
     logs.cut.drive("lake", 1_200)
     end = Position(logs.append(5))
-    others = loop_over(RangeFolder, LogReader(logs.root), catalog, lake, "shop.items")
+    others = loop_over(LogReader(logs.root), catalog, lake, "shop.items")
     others(None, end)
     others.drain()
     stopped(logs, lake, 1_200)
     logs.compact(NOBODY)
     assert logs.oldest > 1_200
     end = Position(logs.append(2))
-    loop = loop_over(fold, LogReader(logs.root), catalog, lake)
+    loop = loop_over(LogReader(logs.root), catalog, lake, engine=engine)
     (orders,) = loop.lagging_tables
     loop.catch_up(orders, spark)
     loop(rows_between(spark, LogReader(logs.root), ("*.*",), loop.position, end), end)

@@ -153,7 +153,7 @@ def source_edge(source: SourceStatus, rates: Mapping[str, object], lags: Mapping
 
 def sink_edge(sink: SinkStatus, rates: Mapping[str, object], lags: Mapping[str, object]) -> Edge:
     """Return rate, lag and backlog of the flow from the log into a sink."""
-    waits_for_spark = sink.stalled_seconds is not None and sink.reason == AWAITS_SPARK
+    waits_for_spark = sink.stalled_seconds is not None and (sink.reason or "").startswith(AWAITS_SPARK)
     return Edge(
         rate=number_format.format_rate(_number(rates.get(f"sink:{sink.name}"))),
         curve=_curve(lags.get(f"sink:{sink.name}"), f"lag log to {sink.name}"),

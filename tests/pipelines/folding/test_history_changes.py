@@ -15,6 +15,7 @@ from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.stores.lake_reader import read_target
 from cdc.stores.published_record import Published, TargetState
+from pipelines.engine_decision import EngineLimits
 from pipelines.folding.folded_batch import FoldedBatch
 from pipelines.range_folder import RangeFolder
 from pipelines.replaying.plan import ReplayOptions
@@ -193,7 +194,7 @@ def test_a_large_range_tells_what_a_small_one_does(tmp_path: Path, spark: SparkS
     asked = wanted(tmp_path, "lake", [{"match": "shop.orders", "stored_as_scd_type": 2}])
     fold = RangeFolder(LogReader(twins.cut.folder / "log"), "lake", asked.tables, keeps_history(asked))
     small = fold(None, Position(0), end)
-    fold.small = fold.here_bytes = 0
+    fold.limits = EngineLimits(small_rows=0, here_bytes=0)
     assert batches_equal(fold(spark, Position(0), end), small)
     assert small.since == (fold.log.compacted.horizon if trimmed and fold.log.compacted else 0)
 
@@ -216,7 +217,7 @@ def test_a_table_that_stayed_behind_catches_up_in_parts(tmp_path: Path) -> None:
     asked = wanted(tmp_path, "lake", RULES)
     log = LogReader(ground.folder / "log")
     fold = RangeFolder(log, asked.name, asked.tables, keeps_history(asked))
-    fold.small = 1
+    fold.limits = EngineLimits(small_rows=1)
     ends = [end for _, end in fold.slices(None, Position(1_000), Position(END), ORDERS)]
     assert ends == [1_100, 1_200, 1_300, END]
     for batch, _ in fold.slices(None, Position(1_000), Position(END), ORDERS):

@@ -94,11 +94,28 @@ def test_only_batches_with_rows_count_in_the_latency_and_all_of_them_in_the_dura
 def test_a_sink_that_needs_spark_says_so_until_its_first_batch(progress: SinkFigures) -> None:
     progress.record_published(record(7, 999.0), lag=0.4, rows={1: 3})
     told = []
-    for awaits in (False, True, False):
-        progress.awaits_spark = awaits
+    for awaits_spark, awaits_core in ((False, False), (True, False), (True, True), (False, True), (False, False)):
+        progress.awaits_spark, progress.awaits_core = awaits_spark, awaits_core
         sink = progress.to_sink()
         told.append(None if sink is None else sink.reason)
-    assert told == [None, "waits for Spark", None]
+    no_core = "the cluster has given no core for 30 s"
+    here = f"{no_core}; the apply process takes small batches"
+    assert told == [None, "waits for Spark", f"waits for Spark: {no_core}", here, None]
+
+
+def test_batches_and_rows_are_counted_by_the_engine_that_applied_them(clock: Clock) -> None:
+    figures = metrics.Metrics()
+    progress = SinkFigures("shop", "lake", figures, clock)
+    progress.record_published(record(6, 999.0), lag=None, rows={})  # read when the sink was opened
+    for position, engine in ((7, "here"), (8, "spark"), (9, "spark")):
+        progress.record_published(record(position, 999.0), lag=0.4, rows={1: 3, 2: 1}, engine=engine)
+
+    def counted(metric: metrics.Metric) -> list[float | None]:
+        return [figures.value(metric, "shop", "lake", engine) for engine in ("here", "spark")]
+
+    assert counted(metrics.ENGINE_BATCHES) == [1, 2]
+    assert counted(metrics.ENGINE_ROWS) == [4, 8]
+    assert figures.value(metrics.SINK_IN_SPARK, "shop", "lake") == 1.0
 
 
 def table(relation: int, position: int) -> TableRecord:

@@ -17,6 +17,7 @@ from cdc.catalog import Catalog
 from cdc.config import WriterChoice
 from cdc.position import Position
 from cdc.stores.published_record import Published, TargetState
+from pipelines.engine_decision import EngineLimits
 from pipelines.runtime.cut_requests import CUT, CutRequests
 from pipelines.runtime.replay_pause import ReplayPauses
 from pipelines.runtime.sink_status_reporter import SinkFigures
@@ -176,7 +177,7 @@ def running(
             ReplayPauses(catalog, "shop"),
             metrics.Metrics(),
             spark_with(session),
-            batch_rows=rows,
+            limits=EngineLimits(slice_rows=rows),
         )
         query = SinkRunner(ground.definition, without_throttle(wanted) if once else wanted, parts)
         query.step()

@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 
 from cdc.catalog import Catalog, ProcessReport, SinkProgress, TableProgress
 from cdc.errors import all_error_classes
-from cdc.metrics import CADENCE, REWRITTEN_BYTES, Metrics
+from cdc.metrics import CADENCE, REWRITTEN_BYTES, SINK_IN_SPARK, Metrics
 from cdc.service.api.app import create_app
 from cdc.service.api.status_routes import event_stream
 from tests.service.pipeline import NAME, definition
@@ -85,6 +85,17 @@ def test_a_sink_that_a_huge_table_slows_down_says_so_and_is_no_problem(client: h
     found = samples(client)
     assert found["cdc_sink_cadence_seconds", "lake", NAME, "shop.<orders>"] == 12.0
     assert found["cdc_sink_rewritten_bytes_total", "lake", NAME] == 1_536e6
+
+
+def test_a_sink_whose_last_batch_spark_applied_says_so(client: httpx.Client, catalog: Catalog) -> None:
+    figures = Metrics()
+    figures.set(SINK_IN_SPARK, 1.0, NAME, "lake")
+    figures.set(SINK_IN_SPARK, 0.0, NAME, "find")
+    catalog.processes.report(ProcessReport(NAME, "apply", 4712, "running", None, figures.to_json()))
+
+    engines = {sink["name"]: sink["engine"] for sink in client.get("/api/v1/status").json()["sinks"]}
+    assert engines == {"lake": "spark", "find": "here"}
+    assert client.get("/").text.count("last batch in Spark") == 1
 
 
 def test_hostile_names_stay_text_on_the_page_and_in_the_metrics(client: httpx.Client, catalog: Catalog) -> None:

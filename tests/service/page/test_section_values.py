@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc.catalog import AWAITS_SPARK, Catalog
+from cdc.catalog import AWAITS_SPARK, NO_CORE, Catalog
 from cdc.service.log_status_records import Compaction, LogState, LogStatus
 from cdc.service.page import section_values
 from cdc.service.status import PipelineStatus, pipeline_status
@@ -42,8 +42,9 @@ def test_a_stalled_sink_shows_no_outdated_lag(status: PipelineStatus) -> None:
     assert (
         section_values.sink_edge(replace(sink, stalled_seconds=33.0), {}, {}).instead_of_lag == "no new value for 33 s"
     )
-    waiting = replace(sink, stalled_seconds=33.0, reason=AWAITS_SPARK)
-    assert section_values.sink_edge(waiting, {}, {}).instead_of_lag == AWAITS_SPARK
+    for reason in (AWAITS_SPARK, f"{AWAITS_SPARK}: {NO_CORE}"):
+        waiting = replace(sink, stalled_seconds=33.0, reason=reason)
+        assert section_values.sink_edge(waiting, {}, {}).instead_of_lag == AWAITS_SPARK
 
 
 def test_tables_that_need_attention_are_first() -> None:
