@@ -49,9 +49,12 @@ DRIFTS: dict[str, tuple[LiteralString, ...]] = {
 """Reason of the mark, and what is done to one table or to its place in the publication."""
 OF_ALL: dict[str, tuple[LiteralString, ...]] = {
     "now publishes insert": ("ALTER PUBLICATION pub SET (publish = 'insert')",),
+    # a DO block is one transaction: no check of the catalogs sees the state in between
     "altered back": (
-        "ALTER PUBLICATION pub SET (publish = 'insert')",
-        "ALTER PUBLICATION pub SET (publish = 'insert, update, delete, truncate')",
+        """DO $$ BEGIN
+            ALTER PUBLICATION pub SET (publish = 'insert');
+            ALTER PUBLICATION pub SET (publish = 'insert, update, delete, truncate');
+        END $$""",
     ),
     "created again": ("DROP PUBLICATION pub", "CREATE PUBLICATION pub FOR TABLE t, other, p"),
     "row filter": ("ALTER PUBLICATION pub SET TABLE t WHERE (id > 1), other, p",),
