@@ -54,6 +54,7 @@
     │   │       └── DocumentTooLarge
     │   ├── MissingBase             quarantine: a partial row image without a row to apply it to
     │   ├── SinkUnavailable         retried
+    │   ├── LakeInaccessible        exit 3, retried: no credentials, a missing permission, or no such bucket
     │   ├── SinkOfAnotherLog
     │   ├── SchemaNotApplicable     quarantine
     │   ├── TransformFailed         quarantine: a rule's transform does not fit the table, or fails on a row
@@ -691,6 +692,18 @@ class SinkUnavailable(SinkError):
     code = "CDC-3003"
     reaction = Reaction.RETRY
     remedy = "check the log of the store; the sink retries until it answers"
+
+
+class LakeInaccessible(SinkError):
+    """The object store of a lake denies access: no credentials, a missing permission, or no such bucket."""
+
+    code = "CDC-3045"
+    reaction = Reaction.RETRY
+    exit_code = ExitCode.ENVIRONMENT
+    remedy = (
+        "give every process that reads or writes the lake access to its bucket: AWS_ACCESS_KEY_ID, "
+        "AWS_SECRET_ACCESS_KEY and AWS_ENDPOINT_URL, or a role of the machine"
+    )
 
 
 class SinkOfAnotherLog(SinkError):

@@ -54,6 +54,7 @@ from cdc.catalog.process_lease import LEASE
 from cdc.config import Definition, DeltaSinkDefinition, EngineChoice, SearchSinkDefinition
 from cdc.errors import CdcError, LogTrimmed, Reaction, SinkError, SinkInUse
 from cdc.position import Position
+from cdc.stores.lake_access import access_error
 from pipelines.dead_letters.requests import DeadLetterCommands
 from pipelines.engine_decision import Engine
 from pipelines.opened_sink import OpenedSink, has_log
@@ -404,4 +405,6 @@ class SinkRunner:
             return exc, exc.reaction is Reaction.HALT
         if (error := worker_error(exc)) is not None:
             return error, error.reaction is Reaction.HALT
+        if (denied := access_error(exc, f"a target of sink {self._settings.name!r}")) is not None:
+            return denied, False
         return SinkError(f"sink {self._settings.name!r} failed with {type(exc).__name__}: {str(exc)[:300]}"), False

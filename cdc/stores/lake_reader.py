@@ -31,6 +31,7 @@ from cdc.errors import (
 )
 from cdc.position import Position
 from cdc.stores.cut_retention import ListedCut, find_cut
+from cdc.stores.lake_access import access_error
 from cdc.stores.published_record import Published, TableRecord, TargetState, by_topic
 from cdc.stores.read_only_guard import checked_rows, named_errors, one_line, require_query
 from cdc.stores.target_rule_changes import TargetRules
@@ -308,6 +309,8 @@ class Lake:
         try:
             yield
         except (DeltaError, pa.ArrowException, OSError, ValueError, KeyError, TypeError) as exc:
+            if (error := access_error(exc, f"the published record {self._published_uri!r}")) is not None:
+                raise error from exc
             raise SinkUnavailable(
                 f"the published record {self._published_uri!r} cannot be read: {one_line(str(exc))[:160]}",
                 remedy="restore the record's files from a backup, or rebuild the sink: 'cdc replay SINK'",
@@ -488,6 +491,8 @@ def _table(target: str, version: int | None) -> DeltaTable:
     try:
         return DeltaTable(target, version=version)
     except (TableNotFoundError, DeltaError, OSError) as exc:
+        if (error := access_error(exc, f"target {target!r}")) is not None:
+            raise error from exc
         raise SinkUnavailable(f"target {target!r} has no readable table at version {version!r}") from exc
 
 

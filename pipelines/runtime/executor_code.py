@@ -21,7 +21,15 @@ from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 import cdc
 import pipelines
-from cdc.errors import CdcError, ExecutorPythonUnusable, LogCorrupt, error_of_code
+from cdc.errors import (
+    CdcError,
+    ExecutorPythonUnusable,
+    LogCorrupt,
+    LogError,
+    LogInaccessible,
+    LogUnreachable,
+    error_of_code,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,7 +37,8 @@ if TYPE_CHECKING:
 ARCHIVE: Final = "cdc-code.zip"
 _PACKAGES: Final = (cdc, pipelines)
 _TASK_ERROR: Final = re.compile(r"TaskError: (CDC-[0-9]{4}): ([^\n]+)")
-_LOG_CORRUPT: Final = re.compile(r"LogCorrupt: ([^\n]+)")
+_LOG_ERRORS: Final = {error.__name__: error for error in (LogCorrupt, LogInaccessible, LogUnreachable)}
+_LOG_ERROR: Final = re.compile(rf"({'|'.join(_LOG_ERRORS)}): ([^\n]+)")
 _UNUSABLE: Final = (
     (re.compile(r'Cannot run program "([^"\n]+)": (?:error=\d+, )?([^\n]+)'), "cannot start {}: {}"),
     (
@@ -67,14 +76,14 @@ def build_archive(folders: list[Path], archive: Path) -> Path:
     return archive
 
 
-def worker_error(exc: BaseException) -> LogCorrupt | ExecutorPythonUnusable | None:
+def worker_error(exc: BaseException) -> LogError | ExecutorPythonUnusable | None:
     """Return the error of ours that Spark's exception `exc` contains as text; None for another error.
 
-    It is the LogCorrupt that a worker raised, or says that an executor has no Python that can run a worker.
+    It is the error of the log that a worker raised, or says that an executor has no Python that can run a worker.
     """
     text = str(exc)
-    if (corrupt := _LOG_CORRUPT.search(text)) is not None:
-        return LogCorrupt(corrupt[1])
+    if (of_log := _LOG_ERROR.search(text)) is not None:
+        return _LOG_ERRORS[of_log[1]](of_log[2])
     for pattern, message in _UNUSABLE:
         if (match := pattern.search(text)) is not None:
             return ExecutorPythonUnusable(f"Python of an executor: {message.format(*match.groups())}")

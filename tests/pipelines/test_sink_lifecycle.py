@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from cdc.catalog import Catalog
+from cdc.errors import LakeInaccessible
 from cdc.position import Position
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.replay_pause import ReplayPauses
@@ -136,6 +137,22 @@ def test_a_failure_for_good_halts_the_sink_until_a_replay_has_ended(shop: ShopPi
         assert runner.final_error is None
         catalog.leases.release("pause shop/lake", "elsewhere 1 1a2b3c4d")
         assert step(runner) is State.HALTED  # nothing was replayed: it fails again
+
+
+def test_a_sink_without_access_to_its_bucket_tries_again_and_says_what_is_missing(
+    shop: ShopPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    with runner_of(shop, "s3://lake/{schema}/{table}") as (runner, _):
+        assert step(runner) is State.CLOSED
+        progress = runner.progress.to_sink()
+    assert progress is not None
+    assert progress.reason is not None
+    assert progress.reason.startswith(
+        f"{LakeInaccessible.code} a target of sink 'lake' cannot be accessed: "
+        "this process has no credentials for the object store"
+    )
 
 
 def test_a_halted_sink_is_still_halted_when_its_lease_comes_back(shop: ShopPipeline) -> None:

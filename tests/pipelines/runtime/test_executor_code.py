@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 import cdc
 import pipelines
-from cdc.errors import ExecutorPythonUnusable, LogCorrupt, Reaction, SinkUnavailable
+from cdc.errors import ExecutorPythonUnusable, LogCorrupt, LogInaccessible, Reaction, SinkUnavailable
 from pipelines.runtime.executor_code import (
     TaskError,
     build_archive,
@@ -124,6 +124,16 @@ def script(folder: Path, command: str) -> str:
     program.write_text(f"#!/bin/sh\n{command}\n")
     program.chmod(0o755)
     return str(program)
+
+
+def test_the_error_of_a_worker_that_cannot_access_the_log_is_one_of_access() -> None:
+    text = (
+        SPARK_MESSAGE.partition("cdc.errors")[0] + "cdc.errors.LogInaccessible: the object store denies access\n\n\tat"
+    )
+    error = worker_error(RuntimeError(text))
+
+    assert isinstance(error, LogInaccessible)
+    assert error.message == "the object store denies access"
 
 
 def test_other_errors_of_workers_are_not_converted() -> None:
