@@ -8,7 +8,7 @@ import pytest
 
 from cdc.catalog import Catalog, ProcessReport, SinkProgress, TableProgress
 from cdc.config import load_definition
-from cdc.metrics import Metrics
+from cdc.metrics import SINK_IN_SPARK, Metrics
 from tests.cli.command import run
 from tests.cli.trimmed import Folder
 from tests.service.pipeline import NAME, fill
@@ -45,6 +45,18 @@ def test_the_line_of_a_sink_that_is_slowed_down_says_by_what(
     lines = run(capsys, "status", "-c", folder.path).output.splitlines()
     assert [line for line in lines if line.endswith(f"running  {slowed}")] != []
     assert all("a batch begins" not in line for line in lines if line.lstrip().startswith("find"))
+
+
+def test_the_line_of_a_sink_says_when_spark_applied_its_last_batch(
+    capsys: pytest.CaptureFixture[str], folder: Folder
+) -> None:
+    figures = Metrics()
+    figures.set(SINK_IN_SPARK, 1.0, NAME, "lake")
+    figures.set(SINK_IN_SPARK, 0.0, NAME, "find")
+    with Catalog.open(load_definition(folder.path).catalog.url) as catalog:
+        catalog.processes.report(ProcessReport(NAME, "apply", 4712, "running", None, figures.to_json()))
+    lines = run(capsys, "status", "-c", folder.path).output.splitlines()
+    assert [line.split()[0] for line in lines if line.endswith(", last batch in Spark")] == ["lake"]
 
 
 def test_a_table_that_goes_on_says_what_is_worth_knowing_of_it(

@@ -210,9 +210,11 @@ class MortalLake(DeltaSink):
     """A Delta sink whose driver dies, while it is doomed, after the first merge of a batch of two tables."""
 
     doomed = False
+    query: LargeRangeQuery
 
     def apply(self, batch: TableBatch) -> TableRecord:
         record = super().apply(batch)
+        assert self.query.idle_seconds == 0  # else the runner would stop the query after every long micro-batch
         if self.doomed:
             raise SinkError("the driver is gone")
         return record
@@ -230,7 +232,7 @@ def query_over(shop: ShopPipeline, spark: SparkSession, *, doomed: bool) -> Iter
     with Catalog.open(shop.definition.catalog.url) as catalog:
         loop = SinkLoop(sink, fold, CutRequests(catalog, "shop"), SinkFigures("shop", "lake", metrics.Metrics()))
         loop.open()
-        query = LargeRangeQuery(loop, lambda: None, lambda: None)
+        query = sink.query = LargeRangeQuery(loop, lambda: None, lambda: None)
         query.start(spark, shop.definition, settings, EngineLimits().micro_batch(fold.choice, is_cluster=False))
         try:
             yield query, loop

@@ -11,6 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from cdc.catalog import Catalog
+from cdc.config import EngineChoice
 from cdc.log.reader import LogReader
 from cdc.stores.published_record import TargetState
 from pipelines.engine_decision import EngineLimits
@@ -23,7 +24,7 @@ from pipelines.sink_parts import SinkParts
 from pipelines.sinks.contract import SparkAwaited
 from pipelines.spark_on_demand import SparkOnDemand
 from tests.log.rows import table
-from tests.pipelines.shop_pipeline import END, FIGURES, ORDERS, ShopPipeline, applied_shop, change, repeated
+from tests.pipelines.shop_pipeline import END, FIGURES, ITEMS, ORDERS, ShopPipeline, applied_shop, change, repeated
 from tests.pipelines.spark_starts import spark_that_never_starts, spark_with
 
 FEW = 100
@@ -50,11 +51,13 @@ def let_orders_lag(shop: ShopPipeline, rows: int) -> None:
 
 
 @contextmanager
-def opened(shop: ShopPipeline, spark: SparkOnDemand) -> Iterator[OpenedSink]:
+def opened(shop: ShopPipeline, spark: SparkOnDemand, engine: EngineChoice = EngineChoice.AUTO) -> Iterator[OpenedSink]:
+    settings = shop.definition.spark.model_copy(update={"engine": engine})
+    definition = shop.definition.model_copy(update={"spark": settings})
     with Catalog.open(shop.definition.catalog.url) as catalog:
         cuts, pauses = CutRequests(catalog, "shop"), ReplayPauses(catalog, "shop")
         parts = SinkParts(cuts, pauses, FIGURES, spark, limits=EngineLimits(small_rows=FEW, partial_rows=FEW))
-        found = OpenedSink(shop.definition, shop.definition.sinks[0], parts, SinkFigures("shop", "lake", FIGURES))
+        found = OpenedSink(definition, definition.sinks[0], parts, SinkFigures("shop", "lake", FIGURES))
         try:
             yield found
         finally:
@@ -90,6 +93,20 @@ def test_a_table_with_a_large_range_waits_for_spark_and_then_catches_up(
         sink.catch_up()
         assert sink.loop.has_caught_up
         assert note(shop) == "caught up"
+
+
+def test_with_engine_here_a_table_with_a_large_range_stays_behind_alone(shop: ShopPipeline) -> None:
+    let_orders_lag(shop, FEW)
+    with opened(shop, SparkOnDemand(lambda: pytest.fail("Spark was requested")), EngineChoice.HERE) as sink:
+        sink.catch_up()
+        assert sink.loop.has_caught_up
+        (behind,) = sink.loop.lagging_tables
+        assert behind.topic == "shop.orders"
+        assert (behind.reason or "").startswith("CDC-3043 ")
+        shop.append(END + 200, table(change(END + 200, 0, 7, "goes on", of=ITEMS, op="u")))
+        assert sink.loop.advance()
+    assert next(row["note"] for row in shop.lake()["shop.items"] if row["id"] == 7) == "goes on"
+    assert note(shop) != "caught up"
 
 
 @pytest.mark.parametrize(
