@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,14 +12,14 @@ import pyarrow.parquet as pq
 
 from cdc.log.bucket_files import Root
 from cdc.log.disk_format import CommitInfo
-from cdc.log.writer import LogWriter
+from cdc.log.writer import LogWriter, StagedFile
 from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
 from cdc.table import Column, ReplicaIdentity, TableSchema
 from tests.log.rows import IDENTITY, LIMITS
 
 TRANSACTION = 10
-"""Changes of one."""
+"""Changes of one transaction, unless the changes say how many."""
 COMMIT = 100_000
 """Changes of one commit of the log."""
 STARTED = 1_700_000_000_000_000
@@ -52,37 +52,45 @@ class Changes:
     """Which delete."""
     partial: np.ndarray
     """Which do not send the note, as a large value that did not change."""
+    transaction: int = TRANSACTION
+    """Changes of one transaction."""
 
     @classmethod
-    def random(cls, random: np.random.Generator, keys: int, changes: int, *, partial: float = 0.0) -> Changes:
+    def random(
+        cls,
+        random: np.random.Generator,
+        keys: int,
+        changes: int,
+        *,
+        partial: float = 0.0,
+        transaction: int = TRANSACTION,
+    ) -> Changes:
         """`changes` changes after the `keys` inserts; a row that is deleted comes back whole."""
         ids = np.concatenate([random.permutation(keys), random.integers(0, keys, changes)])
         gone, lacks = random.random(len(ids)) < DELETED, random.random(len(ids)) < partial
         gone[:keys] = lacks[:keys] = False
-        return cls(ids, gone, lacks & ~gone & ~_after_a_delete(ids, gone))
+        return cls(ids, gone, lacks & ~gone & ~_after_a_delete(ids, gone), transaction)
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def position(self, change: int) -> int:
         """Of the transaction with that change."""
-        return FIRST + change // TRANSACTION
+        return FIRST + change // self.transaction
 
-    def log(self, folder: Path) -> Path:
-        """All of them as a change log."""
+    def log(self, folder: Path, commit: int = COMMIT) -> Path:
+        """All of them as a change log. commit: changes of one commit, which has a file for every COMMIT changes."""
         writer = new_log(folder)
-        for numbers in _slices(0, len(self), COMMIT):
-            self.append(writer, int(numbers[0]), len(numbers))
+        for first in range(0, len(self), commit):
+            end = min(first + commit, len(self))
+            files = [file for numbers in _slices(first, end, COMMIT) for file in writer.stage(self._images(numbers))]
+            _commit(writer, files, self.position(end - 1))
         return folder / "log"
 
-    def append(self, writer: LogWriter, start: int, count: int, messages: int = 0) -> None:
-        """Append `count` of them to a log in one commit, so that a batch ends after all of them.
-
-        messages: number of logical messages, which no sink reads, in the last transaction.
-        """
+    def append(self, writer: LogWriter, start: int, count: int) -> None:
+        """Append `count` of them to a log in one commit."""
         numbers = np.arange(start, start + count)
-        last = self.position(int(numbers[-1]))
-        _commit(writer, pa.concat_tables([self._images(numbers), _messages(messages, last)]), last)
+        _commit(writer, writer.stage(self._images(numbers)), self.position(int(numbers[-1])))
 
     def rows(self, count: int) -> pa.Table:
         """Return the rows that the first `count` of them leave, in the order of their ids."""
@@ -121,10 +129,10 @@ class Changes:
             cells.take(pa.array(columns * count + rows)),
         )
         said = {
-            "position": FIRST + numbers // TRANSACTION,
-            "ordinal": numbers % TRANSACTION,
-            "xid": numbers // TRANSACTION + 1,
-            "committed_at": pa.array(STARTED + numbers // TRANSACTION * 1000).cast(pa.timestamp("us", "UTC")),
+            "position": FIRST + numbers // self.transaction,
+            "ordinal": numbers % self.transaction,
+            "xid": numbers // self.transaction + 1,
+            "committed_at": pa.array(STARTED + numbers // self.transaction * 1000).cast(pa.timestamp("us", "UTC")),
             "relation": np.full(count, RELATION),
             "topic": pa.repeat(pa.scalar(TOPIC), count),
             "op": pa.array(np.where(gone, "d", "u")),
@@ -159,7 +167,7 @@ def new_log(folder: Root) -> LogWriter:
     """Begin the log of a folder with the schema of the table."""
     writer = LogWriter.open(folder / "log", IDENTITY, LIMITS)
     said = {"position": FIRST - 1, "topic": TOPIC, "op": "s", "payload": ITEMS.to_json()}
-    _commit(writer, _rows([{**dict.fromkeys(LOG_SCHEMA.names), **_PLAIN, **said}]), FIRST - 1)
+    _commit(writer, writer.stage(_rows([{**dict.fromkeys(LOG_SCHEMA.names), **_PLAIN, **said}])), FIRST - 1)
     return writer
 
 
@@ -168,23 +176,9 @@ def _slices(start: int, end: int, count: int) -> Iterator[np.ndarray]:
         yield np.arange(low, min(low + count, end))
 
 
-def _messages(count: int, position: int) -> pa.Table:
-    """Return logical messages, which no sink reads, after the changes of a transaction."""
-    values = {
-        "position": np.full(count, position),
-        "ordinal": np.arange(TRANSACTION, TRANSACTION + count),
-        "xid": np.ones(count, int),
-        "committed_at": pa.array(np.full(count, STARTED)).cast(pa.timestamp("us", "UTC")),
-        "op": pa.repeat(pa.scalar("m"), count),
-        "partial": np.zeros(count, bool),
-    }
-    columns = [values.get(field.name, pa.nulls(count, field.type)) for field in LOG_SCHEMA]
-    return pa.table(columns, names=LOG_SCHEMA.names).cast(LOG_SCHEMA)
-
-
 def _rows(rows: list[dict[str, object]]) -> pa.Table:
     return pa.Table.from_pylist(rows, LOG_SCHEMA)
 
 
-def _commit(writer: LogWriter, rows: pa.Table, last: int) -> None:
-    writer.commit(writer.stage(rows), CommitInfo(last=Position(last), committed_at=1_700_000_000_000_000, timeline=1))
+def _commit(writer: LogWriter, files: Sequence[StagedFile], last: int) -> None:
+    writer.commit(files, CommitInfo(last=Position(last), committed_at=1_700_000_000_000_000, timeline=1))

@@ -17,7 +17,6 @@ from cdc.log.bucket_files import BucketPath
 from cdc.log.writer import LogWriter
 from cdc.position import Position
 from cdc.stores.lake_reader import Lake, read_target
-from pipelines.engine_decision import PARTIAL_ROWS
 from pipelines.runtime.spark_session import SparkSettings, delta_jars
 from tests.benchmarks.apply_input import Changes, new_log
 from tests.fixtures.catalog import put_catalog
@@ -25,6 +24,8 @@ from tests.fixtures.cluster import HOST, Cluster
 from tests.fixtures.forked import Forked, start
 from tests.fixtures.s3 import KEY, KEY_ID, S3
 from tests.fixtures.waiting import until
+
+pytestmark = pytest.mark.timeout(600)  # several JVMs one after the other, beside other tests
 
 KEYS: Final = 4_000
 RANGE: Final = 12_000
@@ -62,8 +63,7 @@ class ClusterJob:
 
     def append_range(self) -> None:
         """Append the next range to the log, in one commit."""
-        # messages, which no sink reads: the driver applies no commit of that many rows by itself
-        self.changes.append(self._writer, self.appended, RANGE, messages=PARTIAL_ROWS)
+        self.changes.append(self._writer, self.appended, RANGE)
         self.appended += RANGE
 
     def drive(self, trigger: str = "once", failpoint: str = "") -> Forked:
@@ -80,7 +80,7 @@ class ClusterJob:
             f"name: cluster\nsource: {{dsn: 'postgresql://nobody@127.0.0.1/none'}}\ntables: [{{match: 'shop.*'}}]\n"
             f"log: {{path: '{self.log}/log', storage: {{{storage}, {keys}}}}}\n"
             f"sinks: [{{name: lake, type: delta, path: '{self.lake}/{{schema}}/{{table}}'}}]\n"
-            f"spark: {{master: '{self.cluster.master}', delta_jars: [{jars}], conf: {{{conf}}}, "
+            f"spark: {{master: '{self.cluster.master}', engine: spark, delta_jars: [{jars}], conf: {{{conf}}}, "
             f"checkpoint: '{self.folder}/checkpoint'}}\n"
             f"catalog: {{url: 'sqlite:///{self.folder}/catalog.db'}}\n"
         )
@@ -107,18 +107,12 @@ class ClusterJob:
         assert rows.cast(expected.schema).sort_by("id").equals(expected)
 
 
-def bucket_variables(s3: S3) -> dict[str, str]:
-    """Return the environment variables with which a process reads and writes the buckets."""
-    variables = {"AWS_ENDPOINT_URL": f"http://{HOST}:{s3.port}", "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1"}
-    return {**variables, "AWS_ACCESS_KEY_ID": KEY_ID, "AWS_SECRET_ACCESS_KEY": KEY}
-
-
 @pytest.fixture(name="two_workers", scope="module")
 def _two_workers(tmp_path_factory: pytest.TempPathFactory, s3: S3) -> Iterator[Cluster]:
     """Give a cluster whose processes reach the buckets."""
     if not delta_jars(SparkSettings()):
         pytest.skip("no Delta jars on this machine")
-    cluster = Cluster(tmp_path_factory.mktemp("cluster"), bucket_variables(s3))
+    cluster = Cluster(tmp_path_factory.mktemp("cluster"), s3.variables())
     yield cluster
     cluster.end()
 
@@ -126,7 +120,7 @@ def _two_workers(tmp_path_factory: pytest.TempPathFactory, s3: S3) -> Iterator[C
 @pytest.fixture(name="job")
 def _job(tmp_path: Path, two_workers: Cluster, s3: S3, monkeypatch: pytest.MonkeyPatch) -> Iterator[ClusterJob]:
     """Give a job with a first range in its log; no driver of it stays."""
-    for name, text in bucket_variables(s3).items():
+    for name, text in s3.variables().items():
         monkeypatch.setenv(name, text)
     changes = Changes.random(np.random.default_rng(5), KEYS, 3 * RANGE - KEYS, partial=0.1)
     job = ClusterJob(tmp_path, two_workers, s3, changes)
