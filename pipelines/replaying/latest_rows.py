@@ -20,7 +20,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
@@ -184,9 +183,10 @@ def _keep_newest(rows: pa.Table) -> pa.Table:
 
 def _write_file(rows: pa.Table, folder: TargetFolder) -> DataFile:
     name = f"part-{uuid.uuid4()}.parquet"
-    path = Path(folder.path) / name
-    pq.write_table(rows, path, store_schema=False, **parquet_options(rows.schema, rows.slice(0, SAMPLE_ROWS)))
-    return DataFile(name, path.stat().st_size, rows.num_rows, statistics(rows, folder.statistics_columns))
+    files, options = folder.file_system, parquet_options(rows.schema, rows.slice(0, SAMPLE_ROWS))
+    pq.write_table(rows, name, filesystem=files, store_schema=False, **options)
+    size = files.get_file_info(name).size
+    return DataFile(name, size, rows.num_rows, statistics(rows, folder.statistics_columns))
 
 
 _IMAGE: Final = "image"

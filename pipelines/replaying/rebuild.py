@@ -177,8 +177,7 @@ class Rebuild:
         shuffled = spark.conf.get("spark.sql.shuffle.partitions")
         spark.conf.set("spark.sql.shuffle.partitions", str(max(parts, int(shuffled))))
         try:
-            if self._executors_write(table):
-                self._sink.attach(spark)
+            if self._executors_write(table, spark):
                 try:
                     return self._write_by_executors(spark, table, upto)
                 except (*_SPARK_ERRORS, ValueNotRepresentable) as exc:
@@ -192,23 +191,30 @@ class Rebuild:
         finally:
             spark.conf.set("spark.sql.shuffle.partitions", shuffled)
 
-    def _executors_write(self, table: TableContents) -> bool:
-        """Return whether executors write the table; a partial image without a base row has to be parked by the driver.
+    def _executors_write(self, table: TableContents, spark: SparkSession) -> bool:
+        """Return whether executors write the table, and attach the session to the sink if they may.
 
-        A Delta target gets the images and looks for the base rows itself.
+        A partial image without a base row has to be parked by the driver. A Delta target gets the images and looks for
+        the base rows itself. In an object store without a Hadoop file system, executors can write whole images only.
         """
         if not table.schema.key or (table.statistics.partial and not isinstance(self._sink, DeltaSink)):
             return False
-        return self._context.executors_can_write()
+        if not self._context.executors_can_write():
+            return False
+        self._sink.attach(spark)
+        if not isinstance(self._sink, DeltaSink) or self._sink.parts.writers.by_spark:
+            return True
+        return self._has_whole_rows(table) and BulkLoad(self._sink).folder(table.schema) is not None
+
+    def _has_whole_rows(self, table: TableContents) -> bool:
+        """Return whether the rows of a Delta target can be made from the images alone, without a fold."""
+        if not isinstance(self._sink, DeltaSink) or table.statistics.partial:
+            return False
+        return not self._sink.parts.targets.shape(table.schema).needs_complete_rows
 
     def _write_by_executors(self, spark: SparkSession, table: TableContents, upto: Position) -> TableRecord:
-        shape = self._sink.parts.targets.shape(table.schema) if isinstance(self._sink, DeltaSink) else None
-        if (
-            isinstance(self._sink, DeltaSink)
-            and shape is not None
-            and not shape.needs_complete_rows
-            and not table.statistics.partial
-        ):
+        if isinstance(self._sink, DeltaSink) and self._has_whole_rows(table):
+            shape = self._sink.parts.targets.shape(table.schema)
             wanted = LatestRowsQuery(table, self._source.sink, self._source.globs, int(upto), shape)
             files, whole = self._source.log.files(Position(0), upto), _whole_batch(table, None, None, upto)
             load = BulkLoad(self._sink)
@@ -220,7 +226,7 @@ class Rebuild:
                 return load.adopt(whole, write_latest_files(spark, files, wanted, folder, parts))
             except _SPARK_ERRORS as exc:
                 # a later change may have replaced the value, so the fold decides
-                if _refused_value(exc) is None:
+                if _refused_value(exc) is None or not self._sink.parts.writers.by_spark:
                     raise
         return self._sink.apply(_whole_batch(table, None, self._folded(spark, table, upto), upto))
 

@@ -44,7 +44,6 @@ from pipelines.sink_factory import keeps_history
 from pipelines.sink_loop import SinkLoop
 from pipelines.sinks.contract import Sink, SparkAwaited
 from pipelines.sinks.delta.settings import Writer
-from pipelines.sinks.delta.spark_target import has_file_system
 from pipelines.source.data_source import register
 
 MAX_ROWS: Final = 200_000
@@ -174,7 +173,7 @@ class _ReplayRun:
             return wanted.engine != "tantivy"  # only the driver has the lock of a tantivy index
         if wanted.writer.value == Writer.DELTA_RS:
             return False
-        return has_delta(self._spark()) and has_file_system(self._spark(), wanted.path)
+        return has_delta(self._spark())
 
     def _report_table(self, table: TableContents, seconds: float) -> None:
         self.seconds[table.relation] = seconds

@@ -43,7 +43,7 @@ class BulkLoad:
         """Return the directory in which executors may write files for `adopt`; None if `fill` must write the rows."""
         target, shape = self._targets.open(schema), self._targets.shape(schema)
         by_spark = self._sink.parts.settings.writer is Writer.SPARK or shape.expressions is not None
-        if by_spark or "://" in target.uri or target.table.metadata().partition_columns:
+        if by_spark or target.table.metadata().partition_columns:
             return None
         return TargetFolder(target.uri, target.statistics_columns)
 

@@ -17,7 +17,10 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.fs as pafs
 from deltalake.transaction import AddAction
+
+from pipelines.sinks.delta.indexed.table_storage import storage_of
 
 MAX_TEXT_BOUND: Final = 256
 """Maximum characters of a text bound; a longer lower bound is cut, a longer upper bound is left out."""
@@ -57,9 +60,14 @@ class TargetFolder:
     """The directory of a target, and the columns for which executors return bounds. Executors get pickled instances."""
 
     path: str
-    """A directory that every executor can write."""
+    """A directory that every executor can write, or one in an object store to which its environment gives access."""
     statistics_columns: tuple[str, ...]
     """Columns whose bounds are returned."""
+
+    @property
+    def file_system(self) -> pafs.FileSystem:
+        """A file system whose root is the directory, for pyarrow."""
+        return storage_of(self.path).file_system
 
 
 def parquet_options(schema: pa.Schema, sample: pa.Table | pa.RecordBatch) -> dict[str, Any]:

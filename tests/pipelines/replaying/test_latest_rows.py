@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from cdc.log.reader import LogReader
@@ -11,8 +14,10 @@ from cdc.stores.published_record import TargetState
 from cdc.stores.search_index_reader import SearchIndex
 from pipelines.replaying.rebuild import LogSource, Rebuild, RebuildContext
 from pipelines.replaying.table_sizes_in_log import read_contents
-from pipelines.sinks.delta.settings import Writer
+from pipelines.sinks.delta.settings import DeltaSettings, Writer
+from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.sinks.search.sink import SearchSink
+from tests.fixtures.s3 import S3
 from tests.pipelines.replaying.rebuilt_tables import TABLES, copying, delta, rebuilt, tables_of
 from tests.pipelines.shop_pipeline import ITEMS, ShopPipeline, change
 
@@ -29,6 +34,24 @@ def test_executors_build_what_the_driver_builds(
     built = rebuilt(shop, sink, globs, spark, frames=True)
     assert tables_of(built) == right
     assert {record.state for record in built.tables.values()} == {TargetState.STREAMING}
+
+
+@pytest.mark.usefixtures("with_delta")
+def test_executors_write_the_rows_of_a_table_into_a_bucket(
+    spark: SparkSession, shop: ShopPipeline, s3: S3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = tables_of(rebuilt(shop, delta(shop, "plain"), ("shop.items",)))
+    for name, text in s3.variables().items():
+        monkeypatch.setenv(name, text)
+        monkeypatch.setitem(spark.sparkContext.environment, name, text)
+    sink = DeltaSink(DeltaSettings("lake", f"{s3.root()}/{{schema}}/{{table}}"))
+    built = rebuilt(shop, sink, ("shop.items",), spark, frames=True)
+
+    assert tables_of(built) == right
+    (record,) = built.tables.values()
+    files = DeltaTable(record.target).file_uris()
+    assert len(files) > 1
+    assert all(re.search(r"/part-[0-9a-f-]{36}\.parquet$", file) for file in files), "the driver wrote them"
 
 
 @pytest.mark.slow

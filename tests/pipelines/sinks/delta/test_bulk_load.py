@@ -18,13 +18,19 @@ from pipelines.sinks.delta.new_data_files import DataFile, TargetFolder, statist
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
 from tests.contracts.folded import ORDERS, batch, folded, put
+from tests.fixtures.s3 import S3
 
 LOADED = batch(None, 0, 20, generation=5)
 
 
-@pytest.fixture(name="sink")
-def _sink(tmp_path: Path) -> Iterator[DeltaSink]:
-    sink = DeltaSink(DeltaSettings("lake", f"{tmp_path}/{{schema}}/{{table}}"))
+@pytest.fixture(name="sink", params=["directory", "bucket"])
+def _sink(
+    tmp_path: Path, s3: S3, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[DeltaSink]:
+    for name, text in s3.variables().items():
+        monkeypatch.setenv(name, text)
+    lake = s3.root() if request.param == "bucket" else tmp_path
+    sink = DeltaSink(DeltaSettings("lake", f"{lake}/{{schema}}/{{table}}"))
     sink.open("log-1")
     yield sink
     sink.close()
@@ -32,9 +38,9 @@ def _sink(tmp_path: Path) -> Iterator[DeltaSink]:
 
 def written_file(folder: TargetFolder, rows: pa.Table) -> DataFile:
     """A file of the directory, as an executor writes and describes it."""
-    path = Path(folder.path, "rows.parquet")
-    pq.write_table(rows, path)
-    return DataFile(path.name, path.stat().st_size, rows.num_rows, statistics(rows, folder.statistics_columns))
+    pq.write_table(rows, "rows.parquet", filesystem=folder.file_system)
+    size = folder.file_system.get_file_info("rows.parquet").size
+    return DataFile("rows.parquet", size, rows.num_rows, statistics(rows, folder.statistics_columns))
 
 
 def test_adopted_files_are_the_rows_of_a_complete_target(sink: DeltaSink) -> None:
