@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.benchmarks.figures import machine, print_json, print_table
 
-NAMES = ("capture", "snapshot", "log", "apply", "freshness", "cost", "search", "delivery", "views")
+NAMES = ("capture", "snapshot", "log", "apply", "freshness", "cost", "search", "delivery", "views", "scale")
 SIZES = {
     "snapshot": ("rows", "runs", "parts"),
     "log": ("changes", "keys", "commits", "runs", "parts"),
@@ -19,6 +19,7 @@ SIZES = {
     "search": ("rows", "seconds", "runs", "parts"),
     "delivery": ("changes", "runs", "parts"),
     "views": ("rows", "seconds", "runs", "parts"),
+    "scale": ("changes", "runs", "parts"),
 }
 
 
@@ -37,7 +38,8 @@ def main() -> int:
     own.add_argument(
         "--changes",
         type=int,
-        help="log: 20,000,000, of which 10,000,000 are appended; apply: 5,000,000; delivery: 1,000,000",
+        help="log: 20,000,000, of which 10,000,000 are appended; apply: 5,000,000; scale: 20,000,000; "
+        "delivery: 1,000,000",
     )
     own.add_argument("--commits", type=int, help="log: after which appending is measured again; default 100,000")
     own.add_argument("--keys", type=int, help="that they are spread over; log: 2,000,000, apply: 500,000")

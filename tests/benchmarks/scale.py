@@ -1,0 +1,151 @@
+"""Scale: a log with many changes waiting, applied by Spark on one and two workers, and by the apply process alone.
+
+Both sides of a ratio apply the same changes from a log on this disk to a new lake on this disk, cold: a process is
+started, applies what waits and ends, and its seconds include the start of its JVMs. The sides follow each other in
+random order. After each the rows of the lake are compared with the rows that the changes leave.
+
+Workers are those of Spark's standalone cluster, each with one core and one executor. Driver, master and workers are on
+this machine, so two workers and the driver share its cores.
+
+`driver_share` counts what came to the driver: the results of all tasks (`Result Size` in Spark's event log), and the
+bytes that its Python process read from files (`rchar` of the kernel, without those of a run over 1,000 changes, which
+are modules). It does not count what the driver sent to executors. The bytes of the batch are those of the log's files.
+
+`driver_mib` is the sum of the peaks of the driver's JVM and of its Python process (`VmHWM`), while one transaction has
+all changes, the heap is 512 MiB, and `spark.driver.maxResultSize` is 64 MiB.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from cdc.config import EngineChoice
+from tests.benchmarks import scale_driver
+from tests.benchmarks.apply_input import Changes
+from tests.benchmarks.figures import Figure
+from tests.benchmarks.scale_run import Cost, Way, apply_waiting, check_rows
+from tests.fixtures.cluster import Cluster
+
+PARTS: Final = ("workers", "transaction", "entries")
+CHANGES: Final = 20_000_000
+QUICK_CHANGES: Final = 200_000
+RUNS: Final = 3
+FEW: Final = 1_000
+"""Changes of the run that shows what a driver costs without rows."""
+CHANGES_PER_KEY: Final = 10
+
+
+def run(
+    *, quick: bool, changes: int = 0, runs: int = 0, parts: Collection[str] = PARTS
+) -> tuple[int, dict[str, Figure]]:
+    """Return (runs, figures by key); parts that are not asked for stay unmeasured."""
+    changes, runs = changes or (QUICK_CHANGES if quick else CHANGES), runs or (1 if quick else RUNS)
+    figures = _figures()
+    for seed in range(runs):
+        random = np.random.default_rng(seed)
+        if "workers" in parts:
+            _measure_workers(random, changes, figures)
+        if "transaction" in parts:
+            _measure_transaction(random, changes, figures)
+        if "entries" in parts:
+            scale_driver.measure(figures)
+    return runs, figures
+
+
+def _figures() -> dict[str, Figure]:
+    return {
+        "speedup_2_workers": Figure("ratio", at_least=1.6),
+        "spark_vs_here": Figure("ratio", at_least=0.6),
+        "driver_share": Figure("ratio", at_most=0.01),
+        "driver_mib": Figure("MiB", at_most=512 + 700),
+        "seconds.workers_1": Figure("s"),
+        "seconds.workers_2": Figure("s"),
+        "seconds.here": Figure("s"),
+        "seconds.few_changes": Figure("s"),
+        "driver_result_mib": Figure("MiB"),
+        "driver_read_mib": Figure("MiB"),
+        "log_mib": Figure("MiB"),
+        **scale_driver.figures(),
+    }
+
+
+def _measure_workers(random: np.random.Generator, count: int, figures: dict[str, Figure]) -> None:
+    """Apply the same changes on one worker, on two, and without Spark."""
+    with _folder() as folder:
+        changes = _changes(random, count)
+        log = changes.log(folder)
+        costs: dict[str, Cost] = {}
+        for name in random.permutation(["workers_1", "workers_2", "here"]).tolist():
+            if name == "here":
+                costs[name] = apply_waiting(folder / name, log, Way("local[2]", EngineChoice.HERE))
+            else:
+                with _cluster(int(name[-1])) as cluster:
+                    costs[name] = apply_waiting(folder / name, log, Way(cluster.master, EngineChoice.SPARK))
+            check_rows(folder / name, changes)
+            shutil.rmtree(folder / name)
+            figures[f"seconds.{name}"].values.append(costs[name].seconds)
+        few = _cost_of_few(folder)
+        size = sum(file.stat().st_size for file in log.rglob("*.parquet"))
+    spark, results = costs["workers_2"], costs["workers_2"].result_bytes
+    read = max(0, spark.bytes_read - few.bytes_read)
+    for key, value in {
+        "speedup_2_workers": costs["workers_1"].seconds / spark.seconds,
+        "spark_vs_here": costs["here"].seconds / spark.seconds,
+        "driver_share": (results + read) / size,
+        "seconds.few_changes": few.seconds,
+        "driver_result_mib": results / 2**20,
+        "driver_read_mib": read / 2**20,
+        "log_mib": size / 2**20,
+    }.items():
+        figures[key].values.append(value)
+
+
+def _cost_of_few(folder: Path) -> Cost:
+    """Apply few changes on two workers: what the run costs is the start of a driver."""
+    changes = _changes(np.random.default_rng(0), FEW)
+    log = changes.log(folder / "few")
+    with _cluster(2) as cluster:
+        cost = apply_waiting(folder / "few" / "run", log, Way(cluster.master, EngineChoice.SPARK))
+    check_rows(folder / "few" / "run", changes)
+    return cost
+
+
+def _measure_transaction(random: np.random.Generator, count: int, figures: dict[str, Figure]) -> None:
+    """Apply all changes as one transaction, with a small driver."""
+    with _folder() as folder, _cluster(2) as cluster:
+        changes = Changes.random(random, count // CHANGES_PER_KEY, count - count // CHANGES_PER_KEY, transaction=count)
+        log = changes.log(folder, commit=count)
+        cost = apply_waiting(folder / "run", log, Way(cluster.master, EngineChoice.AUTO))
+        check_rows(folder / "run", changes)
+    figures["driver_mib"].values.append(cost.driver_mib)
+
+
+def _changes(random: np.random.Generator, count: int) -> Changes:
+    keys = count // CHANGES_PER_KEY
+    return Changes.random(random, keys, count - keys)
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="cdc-scale-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+@contextmanager
+def _cluster(workers: int) -> Iterator[Cluster]:
+    with _folder() as folder:
+        cluster = Cluster(folder, workers=workers, memory="3g")
+        try:
+            yield cluster
+        finally:
+            cluster.end()
