@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import pairwise, product
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cdc.config import EngineChoice
 from cdc.log.disk_format import LogFile
@@ -96,6 +98,18 @@ def test_an_engine_is_not_left_by_the_size_at_which_it_was_entered() -> None:
     for rows in (SPARK_ROWS, SPARK_ROWS // 2, SLICE_ROWS + 1):
         assert engine(Waiting(SLICE, RangeSize(rows, 1)), EngineChoice.AUTO, FREE, S) is S
     assert engine(Waiting(SLICE, entered), EngineChoice.AUTO, FREE, H) is S
+
+
+@given(st.integers(0, 3 * SLICE_ROWS), st.integers(0, 2 * SPARK_ROWS))
+def test_under_a_steady_load_the_engine_changes_at_most_twice(arriving: int, waiting: int) -> None:
+    """A backlog is taken away once, and a load that slices cannot keep up with stays with Spark."""
+    used = [H]
+    for _ in range(100):
+        backlog = RangeSize(waiting, 1)
+        used.append(engine(Waiting(SLICE, backlog), EngineChoice.AUTO, FREE, used[-1]))
+        waiting -= min(waiting, MICRO_BATCH_ROWS if used[-1] is S else SLICE_ROWS)
+        waiting += arriving
+    assert sum(before is not after for before, after in pairwise(used)) <= 2
 
 
 def test_a_micro_batch_takes_a_backlog_whole_where_executors_fold_it() -> None:
