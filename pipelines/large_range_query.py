@@ -41,8 +41,9 @@ class LargeRangeQuery:
     """
 
     def __init__(self, loop: SinkLoop, on_batch: Callable[[], None], after_batch: Callable[[], None]) -> None:
-        """The functions are called in Spark's thread. on_batch: called when a batch begins. after_batch: called when a
-        batch ends; it may wait, so that Spark plans the next batch afterwards, with all rows that are durable then.
+        """The functions are called in Spark's thread. on_batch: called before a batch begins; it may wait for a core of
+        the cluster. after_batch: called when a batch ends; it may wait, so that Spark plans the next batch afterwards,
+        with all rows that are durable then.
         """
         self._loop, self._on_batch, self._after_batch = loop, on_batch, after_batch
         self._query: StreamingQuery | None = None
@@ -115,8 +116,8 @@ class LargeRangeQuery:
             shutil.rmtree(self._checkpoint, ignore_errors=True)
 
     def _apply(self, rows, batch_id):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - Spark inspects it
-        self.has_begun = True
         self._on_batch()
+        self.has_begun = True
         hit("after_offsets")
         try:
             self._apply_range(rows, _end_of_batch(self._checkpoint, batch_id))  # type: ignore[arg-type]

@@ -199,8 +199,12 @@ def test_a_sink_is_closed_while_its_micro_batch_waits_for_a_core(
         running(shop, EngineChoice.SPARK, started, cores=ClusterCores(started, "yarn")) as run,
         occupied(spark, tmp_path),
     ):
-        until(lambda: run.step() is State.STREAMING, "the micro-batch waits")
+        until(lambda: run.step() is State.AWAITING_BATCH, "the query has started")
+        until(lambda: len(spark.sparkContext.statusTracker().getActiveJobsIds()) == 2, "the micro-batch waits")
+        run.reasons.clear()
         until(lambda: run.step() and f"{AWAITS_SPARK}: {NO_CORE}" in run.reasons, "the status says so")
+        assert run.step() is State.AWAITING_BATCH
+        assert None not in run.reasons
         run.runner.stop()
         assert run.runner.state is State.CLOSED
         assert not run.batches(Engine.SPARK)
