@@ -24,12 +24,14 @@ import pipelines
 from cdc.errors import (
     CdcError,
     ExecutorPythonUnusable,
+    LakeInaccessible,
     LogCorrupt,
     LogError,
     LogInaccessible,
     LogUnreachable,
     error_of_code,
 )
+from cdc.stores.lake_access import access_error
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,6 +41,8 @@ _PACKAGES: Final = (cdc, pipelines)
 _TASK_ERROR: Final = re.compile(r"TaskError: (CDC-[0-9]{4}): ([^\n]+)")
 _LOG_ERRORS: Final = {error.__name__: error for error in (LogCorrupt, LogInaccessible, LogUnreachable)}
 _LOG_ERROR: Final = re.compile(rf"({'|'.join(_LOG_ERRORS)}): ([^\n]+)")
+_OF_WORKER: Final = "from the Python worker"
+"""Text in every exception of Spark that a worker raised."""
 _UNUSABLE: Final = (
     (re.compile(r'Cannot run program "([^"\n]+)": (?:error=\d+, )?([^\n]+)'), "cannot start {}: {}"),
     (
@@ -76,10 +80,11 @@ def build_archive(folders: list[Path], archive: Path) -> Path:
     return archive
 
 
-def worker_error(exc: BaseException) -> LogError | ExecutorPythonUnusable | None:
+def worker_error(exc: BaseException) -> LogError | ExecutorPythonUnusable | LakeInaccessible | None:
     """Return the error of ours that Spark's exception `exc` contains as text; None for another error.
 
-    It is the error of the log that a worker raised, or says that an executor has no Python that can run a worker.
+    It is the error of the log that a worker raised, or says that an executor has no Python that can run a worker, or no
+    access to a lake.
     """
     text = str(exc)
     if (of_log := _LOG_ERROR.search(text)) is not None:
@@ -87,7 +92,7 @@ def worker_error(exc: BaseException) -> LogError | ExecutorPythonUnusable | None
     for pattern, message in _UNUSABLE:
         if (match := pattern.search(text)) is not None:
             return ExecutorPythonUnusable(f"Python of an executor: {message.format(*match.groups())}")
-    return None
+    return access_error(exc, "a target that an executor writes") if _OF_WORKER in text else None
 
 
 class TaskError(Exception):

@@ -8,6 +8,7 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
+from cdc.errors import LakeInaccessible
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.stores.published_record import TargetState
@@ -52,6 +53,21 @@ def test_executors_write_the_rows_of_a_table_into_a_bucket(
     files = DeltaTable(record.target).file_uris()
     assert len(files) > 1
     assert all(re.search(r"/part-[0-9a-f-]{36}\.parquet$", file) for file in files), "the driver wrote them"
+
+
+@pytest.mark.usefixtures("with_delta")
+def test_executors_without_access_to_a_bucket_are_reported(
+    spark: SparkSession, shop: ShopPipeline, s3: S3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in s3.variables().items():
+        monkeypatch.setenv(name, text)
+        if not name.endswith("KEY") and not name.endswith("KEY_ID"):
+            monkeypatch.setitem(spark.sparkContext.environment, name, text)
+    monkeypatch.setitem(spark.sparkContext.environment, "AWS_EC2_METADATA_DISABLED", "true")
+    sink = DeltaSink(DeltaSettings("lake", f"{s3.root()}/{{schema}}/{{table}}"))
+
+    with pytest.raises(LakeInaccessible, match="a target that an executor writes cannot be accessed"):
+        rebuilt(shop, sink, ("shop.items",), spark, frames=True)
 
 
 @pytest.mark.slow
