@@ -1,12 +1,18 @@
-"""Folds one range of the log for one sink, in this process or in Spark; `engine_decision.py` decides which."""
+"""Folds one range of the log for one sink: in this process or by executors; `engine_decision.py` decides.
+
+The rows of a range that executors fold stay on the executors, table by table, if the sink writes them from there. Small
+tables of the range come to the driver, and so do tables that the sink only takes on the driver.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
-from typing import Any, Final
+from operator import attrgetter
+from typing import Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
@@ -16,20 +22,23 @@ from cdc.config import EngineChoice
 from cdc.errors import BatchTooLarge
 from cdc.failpoint import hit
 from cdc.log.file_selection import TableSelection
-from cdc.log.reader import LogReader, read_file
+from cdc.log.reader import LogReader
 from cdc.log_row import LOG_SCHEMA, ROW_OPERATIONS
 from cdc.position import Position
-from cdc.table import matches
+from cdc.table import TableSchema, matches
 from pipelines.engine_decision import ONE_MACHINE, Cores, Engine, EngineLimits, RangeSize, Waiting, decide
-from pipelines.folding.fences_and_statistics import STATISTICS_COLUMNS, collect_statistics
+from pipelines.folding.executor_fold import COLLECTED_BYTES, ExecutorFold, LogRange, pieces_of_frame
+from pipelines.folding.fences_and_statistics import RangeStatistics
 from pipelines.folding.fold import fold
-from pipelines.folding.folded_batch import FoldedBatch, split_by_table
-from pipelines.folding.history_changes import as_copied_rows, every_change
+from pipelines.folding.folded_batch import FoldedBatch, control_events, split_by_table
+from pipelines.folding.folded_parts import FoldedTable
+from pipelines.folding.history_changes import as_copied_rows, every_change, single_changes
 from pipelines.folding.spark_fold import fold_frame
 from pipelines.sinks.contract import SparkAwaited
 from pipelines.source.data_source import rows_between
 
-_ROWS: Final = pa.array(sorted(ROW_OPERATIONS))
+COLLECTED_ROWS: Final = 50_000
+"""Maximum rows of small tables that come to the driver from a range that executors fold."""
 
 
 class RangeFolder:
@@ -54,6 +63,12 @@ class RangeFolder:
         """Whether Spark's executors are other processes than this one."""
         self.last_engine = Engine.HERE
         """What folded the last range."""
+        self.collected_rows = COLLECTED_ROWS
+        """Maximum rows of a range folded by executors that come to the driver, of the tables that the sink could take
+        on the executors.
+        """
+        self.takes_parts: Callable[[TableSchema], bool] = lambda _schema: False
+        """Whether the sink takes the folded rows of a table on the executors: `ExecutorSink.takes_parts`."""
 
     def size(self, after: Position, upto: Position) -> RangeSize:
         """Return what the log files of the range (after, upto] contain."""
@@ -68,22 +83,18 @@ class RangeFolder:
     ) -> FoldedBatch:
         """Fold the range (after, upto].
 
-        rows: a frame of the log that contains the range, or a session to read the range with; None if the range is
-        small, or if Spark has not started. relation: the only relation that the caller needs, None for all relations.
+        rows: a Spark session, or a frame of one, with which a large range is read; None if the range is small, or if
+        Spark has not started. relation: the only relation that the caller needs, None for all relations.
         The result may contain other relations as well. Raises SparkAwaited if a range for Spark comes without it, and
         BatchTooLarge if the range does not fit this process, which alone may fold it.
         """
-        since = self._since(after)
         self.last_engine = self._engine(rows, after, upto)
         if self.last_engine is Engine.HERE:
             return self._fold_here(self.log.rows(after, upto, topics=self._is_selected), after)
         if rows is not None:
-            kept = self._with_history_at(upto)
-            folded = self._in_spark(self._frame(rows, after, upto, relation), (after, upto), kept, since)
-            found = self._single_changes((after, upto), kept if relation is None else kept & {relation}, since)
-        else:
-            raise SparkAwaited(f"range ({after}, {upto}] of sink {self._sink!r} is too large to fold in this process")
-        return self._to_batch(folded, found, kept, after)
+            session = rows.sparkSession if isinstance(rows, DataFrame) else rows
+            return self._by_executors(session, (after, upto), relation)
+        raise SparkAwaited(f"range ({after}, {upto}] of sink {self._sink!r} is too large to fold in this process")
 
     def _engine(self, rows: DataFrame | SparkSession | None, after: Position, upto: Position) -> Engine:
         """Return what folds the range; a frame is a micro-batch of the streaming query, or a range of a replay."""
@@ -141,31 +152,65 @@ class RangeFolder:
             yield self._fold_here(self.log.rows(after, end, topics=self._is_selected, only=only), after), int(end)
             after = end
 
-    def _frame(
-        self, rows: DataFrame | SparkSession, after: Position, upto: Position, relation: int | None
-    ) -> DataFrame:
-        # a frame planned before a trim has other rows than those that the statistics describe
-        if not isinstance(rows, DataFrame):
-            rows = rows_between(rows, self.log, self._tables, after, upto)
-        elif after < self.log.oldest:
-            rows = rows_between(rows.sparkSession, self.log, self._tables, after, upto)
-        return rows if relation is None else rows.where(F.col("relation") == relation)
+    def _by_executors(self, session: SparkSession, within: tuple[Position, Position], only: int | None) -> FoldedBatch:
+        """Fold the range by Spark's executors; only: the only relation that is needed, None for all relations.
 
-    def _in_spark(
-        self, rows: DataFrame, within: tuple[Position, Position], kept: AbstractSet[int], since: Position
-    ) -> pa.Table:
-        """Fold the range in Spark.
-
-        kept: the relations whose history the sink keeps. Their changes after `since` are not folded, and neither are
-        their rows without a key: `single_changes` selects both.
+        The rows of large tables stay on the executors, if the sink takes them there. The others come to the driver.
         """
         after, upto = within
-        rows = rows.where((F.col("position") > int(after)) & (F.col("position") <= int(upto)))
-        if kept:
-            single = F.col("relation").isin(*kept) & F.col("op").isin(*ROW_OPERATIONS)
-            rows = rows.where(~(single & ((F.col("position") > int(since)) | F.col("key").isNull())))
-        narrow = (read_file(file, after, upto, list(STATISTICS_COLUMNS)) for file in self.log.files(after, upto))
-        return fold_frame(rows, sink=self._sink, statistics=collect_statistics(narrow, sink=self._sink)).toArrow()
+        kept, since = self._with_history_at(upto), self._since(after)
+        tables = TableSelection(globs=self._tables, relations=None if only is None else (only, only))
+        rows = LogRange(
+            files=tuple(tables.narrowed(self.log.files(after, upto))),
+            after=after,
+            upto=upto,
+            tables=tables,
+            sink=self._sink,
+            kept=frozenset(kept),
+            since=int(since),
+        )
+        folding = ExecutorFold(session, rows)
+        try:
+            folded = folding.fold() if folding.is_divisible else folding.store(self._folded_by_sql(folding))
+            parts = {table.relation: folding.parts_of(table) for table in self._left_on_executors(folded, upto)}
+            images = folding.collect([table for table in folded if table.relation not in parts])
+            single = self._single_changes(within, kept if only is None else kept & {only}, since)
+            batch = self._to_batch(images, single, kept, after)
+            controls = control_events(folding.survey.controls)
+        except BaseException:
+            folding.release()
+            raise
+        if not parts:
+            folding.release()
+        return replace(batch, controls=controls, parts=parts, release=folding.release)
+
+    def _folded_by_sql(self, folding: ExecutorFold) -> DataFrame:
+        """Fold a range in which partial images connect too many keys as a Spark plan; return it as pieces."""
+        rows = folding.rows
+        frame = rows_between(folding.session, self.log, self._tables, rows.after, rows.upto)
+        if rows.tables.relations is not None:
+            frame = frame.where(F.col("relation").between(*rows.tables.relations))
+        if rows.kept:
+            single = F.col("relation").isin(*rows.kept) & F.col("op").isin(*ROW_OPERATIONS)
+            frame = frame.where(~(single & ((F.col("position") > rows.since) | F.col("key").isNull())))
+        statistics = RangeStatistics(partial=True, moves=True, fences=folding.survey.fences, keyless=True)
+        return pieces_of_frame(fold_frame(frame, sink=self._sink, statistics=statistics), folding.parts)
+
+    def _left_on_executors(self, tables: Sequence[FoldedTable], upto: Position) -> list[FoldedTable]:
+        """Return the tables whose rows stay on the executors: all that the sink takes there, but the smallest ones."""
+        kept, schemas = self._with_history_at(upto), self.log.schemas(upto)
+        candidates = [
+            table
+            for table in sorted(tables, key=attrgetter("rows"))
+            if not table.keyless
+            and table.relation not in kept
+            and table.relation in schemas
+            and self.takes_parts(schemas[table.relation])
+        ]
+        rows = np.cumsum([table.rows for table in candidates])
+        sizes = np.cumsum([table.size for table in candidates])
+        left = (rows > self.collected_rows) | (sizes > COLLECTED_BYTES)
+        return [table for table, stays in zip(candidates, left.tolist(), strict=True) if stays]
 
     def _single_changes(self, within: tuple[Position, Position], kept: AbstractSet[int], since: Position) -> pa.Table:
         if not kept:
@@ -193,16 +238,6 @@ def latest_topics(rows: pa.Table) -> dict[int, str]:
     named = rows.select(["relation", "topic", "position"]).filter(pc.is_valid(rows["relation"]))
     found = named.group_by(["relation", "topic"]).aggregate([("position", "max")]).sort_by("position_max")
     return dict(zip(found["relation"].to_pylist(), found["topic"].to_pylist(), strict=True))
-
-
-def single_changes(rows: pa.Table | pa.RecordBatch, kept: AbstractSet[int], since: Position) -> Any:
-    """Return a bool mask of the log rows that must not be folded, because the sink keeps the history of their relation.
-
-    The mask is true for changes of the relations `kept` after position `since`. In these relations, it is true for rows
-    without a key at every position: two equal rows are two rows, and a fold would join them.
-    """
-    of_kept = pc.and_(pc.is_in(rows["relation"], pa.array(sorted(kept), pa.int64())), pc.is_in(rows["op"], _ROWS))
-    return pc.and_(of_kept, pc.or_(pc.greater(rows["position"], int(since)), pc.is_null(rows["key"])))
 
 
 def with_copied(folded: pa.Table, kept: AbstractSet[int]) -> pa.Table:

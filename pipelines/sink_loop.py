@@ -37,7 +37,7 @@ from pipelines.folding.folded_batch import NO_CHANGES, Boundary, ControlEvents, 
 from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests, PendingCut
 from pipelines.runtime.sink_status_reporter import SinkFigures
-from pipelines.sinks.contract import Sink, TableBatch
+from pipelines.sinks.contract import ExecutorSink, Sink, TableBatch
 from pipelines.sinks.record_after_batch import (
     WHOLE,
     at_cut,
@@ -45,8 +45,8 @@ from pipelines.sinks.record_after_batch import (
     dropped_record,
     failed_record,
     is_left_out,
+    lag_since,
     log_trimmed_error,
-    median_lag,
     with_progress_state,
 )
 from pipelines.table_threads import TableThreads
@@ -60,6 +60,8 @@ class SinkLoop:
     def __init__(self, sink: Sink, fold: RangeFolder, cuts: CutRequests, progress: SinkFigures) -> None:
         self._sink, self._fold, self._cuts, self._progress = sink, fold, cuts, progress
         self._log = fold.log
+        if isinstance(sink, ExecutorSink):
+            fold.takes_parts = sink.takes_parts
         self.quarantine = Quarantine(sink)
         self._threads = TableThreads(sink)
         self._published = Published(0, 0, {})
@@ -140,10 +142,10 @@ class SinkLoop:
         with self._lock:
             yield
 
-    def __call__(self, rows: DataFrame | None, end: Position) -> None:
+    def __call__(self, rows: DataFrame | SparkSession | None, end: Position) -> None:
         """Apply the rows of the log from the sink's position to `end`, usually as one batch.
 
-        `rows` is a Spark frame that contains these rows. It may be None if the range is small.
+        rows: a Spark session, or a frame of one, for a large range. It may be None if the range is small.
         """
         with self._lock:
             if self._drained or end <= self.position:
@@ -157,7 +159,11 @@ class SinkLoop:
                 upto = Position(min([end, *stops]))
                 self.batch_began = time.monotonic()
                 self._progress.start_batch(upto)
-                self._apply(self._fold(rows, self.position, upto), Boundary(upto, self._log.committed_at(upto)))
+                batch = self._fold(rows, self.position, upto)
+                try:
+                    self._apply(batch, Boundary(upto, self._log.committed_at(upto)))
+                finally:
+                    batch.release()
                 cuts = self._answer(cuts)
 
     def catch_up_all(self, session: SparkSession | None) -> None:
@@ -180,7 +186,7 @@ class SinkLoop:
             self._log.refresh()
             try:
                 for batch, upto in self._fold.slices(session, Position(table.position), self.position, table.relation):
-                    record = self._apply_table(table.relation, batch, upto)
+                    record = self._apply_slice(table.relation, batch, upto)
                     if record.state == TargetState.FAILED:
                         break
             except (LogTrimmed, BatchTooLarge) as exc:
@@ -204,7 +210,7 @@ class SinkLoop:
         records = self._threads.map(
             lambda r: self._ended_if_dropped(self._apply_table(r, batch, boundary.position), boundary.position),
             affected,
-            batch.images.num_rows,
+            batch.rows,
         )
         self._publish(records, boundary, batch)
         self.batch_seconds, self.batch_tables = time.monotonic() - self.batch_began, len(affected)
@@ -222,8 +228,9 @@ class SinkLoop:
                 before,
                 TableBatch(
                     schema=schema,
-                    rows=batch.rows_of(relation),
+                    rows=None if relation in batch.parts else batch.rows_of(relation),
                     frame=None,
+                    parts=batch.parts.get(relation),
                     after=min(before.position, self.position, upto) if before else 0,
                     upto=upto,
                     truncated=controls.truncated,
@@ -245,6 +252,12 @@ class SinkLoop:
                 reason=record.reason,
             )
         return with_progress_state(record, upto)
+
+    def _apply_slice(self, relation: int, batch: FoldedBatch, upto: int) -> TableRecord:
+        try:
+            return self._apply_table(relation, batch, upto)
+        finally:
+            batch.release()
 
     def _with_dropped_tables(self) -> Iterator[tuple[int, TableRecord]]:
         """Yield the records of the sink; a dropped table that was stopped by its rules may have continued."""
@@ -281,7 +294,7 @@ class SinkLoop:
         self._published = record
         self.quarantine.confirm_published()
         self._progress.record_published(
-            record, lag=median_lag(batch.images), rows=batch.count_rows(changed), engine=self.last_engine
+            record, lag=lag_since(batch.committed_at), rows=batch.count_rows(changed), engine=self.last_engine
         )
 
     def _next_slice(self, rows: int) -> tuple[Position, RangeSize]:
@@ -335,7 +348,7 @@ class SinkLoop:
         if relation in self._published.tables or schema.state is not TableState.DROPPED:
             return False
         now = {**self._schemas, **{r: events.schema for r, events in batch.controls.items() if events.schema}}
-        return is_left_out(schema, now.values()) or not batch.rows_of(relation).num_rows
+        return is_left_out(schema, now.values()) or not batch.count_rows([relation])[relation]
 
     def _is_behind(self, relation: int) -> bool:
         """Return True for a table that still has to be caught up: batches must neither merge into it nor move it on."""

@@ -99,6 +99,26 @@ FORBIDDEN_NAMES = {"data", "df1", "tmp", "res", "thing"}
 FOREIGN_BASES = {"BaseHTTPRequestHandler", "StreamRequestHandler"}
 LINK = re.compile(r"\[[^\]]*\]\((?!https?://|#|mailto:)([^)#\s]+)[^)]*\)")
 
+TO_DRIVER = re.compile(r"\.(?:collect|toArrow|toLocalIterator|toPandas)\(")
+"""Calls that bring what Spark's executors have to the driver."""
+BROUGHT_TO_DRIVER = {
+    "pipelines/compaction/run_writer.py": "names, sizes and statistics of files",
+    "pipelines/folding/executor_fold.py": "control rows, MAX_MOVES keys, and numbers of rows by table",
+    "pipelines/folding/folded_parts.py": "rows whose number or bytes the caller limits, or one partition at a time",
+    "pipelines/folding/spark_fold.py": "one partition at a time, for a replay",
+    "pipelines/range_folder.py": "small tables, and tables that the sink takes only on the driver",
+    "pipelines/replaying/latest_rows.py": "names, sizes and statistics of files",
+    "pipelines/sinks/delta/executor_merge.py": "names, sizes and statistics of files",
+    "pipelines/sinks/delta/latest_state_strategy.py": "a replay's rows of a target that Spark cannot write",
+    "pipelines/sinks/delta/merge_source.py": "a replay's partial images",
+    "pipelines/sinks/delta/spark_target.py": "base rows in a target that only Spark can read",
+    "pipelines/sinks/search_server/executor_writer.py": "the first error",
+    "pipelines/transform/expressions.py": "rows that the driver has sent to be computed",
+    "pipelines/views/large_build.py": "names of files",
+    "pipelines/views/view_columns.py": "the rows of a view's step, which the step limits",
+}
+"""What these calls bring, by module: no other module moves rows from the executors to the driver."""
+
 
 def of_every(*folders: str) -> Callable[[Callable[[Module], None]], Callable[[], None]]:
     """Make a rule about one module a test of all below the folders, which names every module that breaks it."""
@@ -236,6 +256,12 @@ def test_functions_stay_within_their_lines(module: Module) -> None:
     long = {function.name for function in module.functions if function.body_lines > BODY_LINES}
 
     assert kernel or long == set()
+
+
+def test_rows_come_from_executors_to_the_driver_only_where_they_are_few() -> None:
+    calling = {module.place for module in modules("pipelines") if TO_DRIVER.search(module.text)}
+
+    assert calling == {*BROUGHT_TO_DRIVER}
 
 
 @of_every(*PACKAGES)

@@ -4,6 +4,9 @@ Theory. A batch is merged unchanged while no row of its table is parked and no r
 overlays the batch on the parked rows and asks the sink which rows it refuses. It then writes the rows to park to the
 sink's dead-letter table, **before** it merges the others. The written rows take effect when the target has reached the
 end of the batch. A crash between the two steps leaves the parked keys unchanged, and the batch is applied again.
+
+The rows of a large batch are on the executors. Only those of parked keys and refused rows come to the driver, at most
+about `dead_letters.stop_at` of each. There they are processed as the rows of a small batch are.
 """
 
 from __future__ import annotations
@@ -37,7 +40,8 @@ from pipelines.dead_letters.parked_keys import (
     rows_after,
     without_refused_changes,
 )
-from pipelines.sinks.contract import ParkingSink, Sink, TableBatch, TableRecord
+from pipelines.folding.folded_parts import KEY_SEPARATOR, key_texts
+from pipelines.sinks.contract import ExecutorSink, ParkingSink, Sink, TableBatch, TableRecord
 
 RATIO_MIN_KEYS: Final = 100
 """Minimum number of keys in a batch to which the limit `dead_letters.ratio` applies. In a smaller batch, a few refused
@@ -139,6 +143,7 @@ class Quarantine:
         limit, parked_rows = sink.parking_limits(batch.schema).stop_at, sink.parked.rows_of(relation)
         if applied >= batch.upto:
             return _with_keys(sink.apply(batch), parked_rows)
+        batch = _with_rows_of_parked_keys(batch, parked_rows)
         requests = self._requests_of(relation)
         if parked_rows and before is not None and before.schema != batch.schema.to_json().decode():
             # rows that did not fit the old columns may fit the new ones
@@ -203,6 +208,7 @@ def _apply_divided(
     """Park the rows that the target refuses and merge the others; return (parked rows, record of the table)."""
     relation, allowed = batch.schema.relation, sink.parking_limits(batch.schema)
     parked_rows = sink.parked.rows_of(relation)
+    batch = _with_refused_rows(sink, batch, max(allowed.stop_at, _size(parked_rows)))
     kept = {key: row for key, row in parked_rows.items() if requests.get(key) is not DeadLetterAction.DISCARD}
     if sink.keeps_history(batch.schema):
         # of a discarded key the changes before the refused one are retried, with those of this batch
@@ -229,6 +235,24 @@ def _apply_divided(
             parked=len(left),
         )
     return left, record
+
+
+def _with_rows_of_parked_keys(batch: TableBatch, parked_rows: ParkedByKey) -> TableBatch:
+    """Return the batch with the rows of parked keys on the driver, if its rows are on the executors."""
+    if batch.parts is None or not parked_rows:
+        return batch
+    rows, parts = batch.parts.split_off(map(KEY_SEPARATOR.join, parked_rows))
+    return replace(batch, rows=rows, parts=parts)
+
+
+def _with_refused_rows(sink: ParkingSink, batch: TableBatch, limit: int) -> TableBatch:
+    """Return the batch with the rows that the target refuses on the driver, if its rows are on the executors."""
+    if batch.parts is None or not isinstance(sink, ExecutorSink):
+        return batch
+    refused = sink.find_refused_in_parts(batch, limit)
+    parts = batch.parts.without(key_texts(refused["key"]).to_pylist())
+    rows = refused if batch.rows is None else pa.concat_tables([batch.rows, refused])
+    return replace(batch, rows=rows, parts=parts)
 
 
 def _divide_latest_state(divided: _DividedBatch) -> tuple[TableBatch, ParkedByKey]:
@@ -266,6 +290,7 @@ def _too_many(divided: _DividedBatch, waiting: ParkedByKey, allowed: DeadLetterS
     if _size(waiting) > divided.limit:
         return f"{_size(waiting)} or more rows would be parked, but dead_letters.stop_at is {allowed.stop_at}"
     wait, keys = count_parked_keys(divided.batch.rows, waiting)
+    keys += 0 if divided.batch.parts is None else divided.batch.parts.table.rows
     if keys >= RATIO_MIN_KEYS and wait > allowed.ratio * keys:
         return f"{wait} of the {keys} keys of a batch would be parked, but dead_letters.ratio is {allowed.ratio:g}"
     return ""

@@ -1,8 +1,11 @@
-"""The folded rows of one batch, split by table into images and control events (truncates, ends of copies, schemas)."""
+"""The folded rows of one batch, split by table into images and control events (truncates, ends of copies, schemas).
+
+The rows of a large table may be on Spark's executors, see `pipelines.folding.folded_parts`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -13,6 +16,7 @@ import pyarrow.compute as pc
 from cdc.log_row import ROW_OPERATIONS, Operation
 from cdc.table import TableSchema
 from pipelines.folding.fold import FOLDED_ARROW, fold
+from pipelines.folding.folded_parts import FoldedParts
 from pipelines.folding.history_changes import GenerationEnd
 
 TAKEN_ROWS: Final = 50_000
@@ -46,10 +50,12 @@ class Boundary:
 
 @dataclass(frozen=True, slots=True)
 class FoldedBatch:
-    """The folded rows of one range of the log, in the memory of the driver."""
+    """The folded rows of one range of the log: in the memory of the driver, or of large tables on the executors."""
 
     images: pa.Table
-    """FOLDED_ARROW rows with op `u` or `d`; for targets with history, one row per change."""
+    """FOLDED_ARROW rows with op `u` or `d`; for targets with history, one row per change. They do not contain the rows
+    of `parts`.
+    """
     controls: Mapping[int, ControlEvents] = field(default_factory=dict)
     """Relation → its control events in the range."""
     since: int = 0
@@ -57,13 +63,35 @@ class FoldedBatch:
 
     0: `images` has only single changes.
     """
+    parts: Mapping[int, FoldedParts] = field(default_factory=dict)
+    """Relation → its folded rows, for the tables whose rows stay on the executors."""
+    release: Callable[[], object] = lambda: None
+    """Function that lets the executors remove the rows of `parts`; called once, when the batch has ended."""
     _numbers: dict[int, np.ndarray] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Relation → numbers of its rows in `images`, ascending; `rows_of` fills it when it is first called."""
 
     @property
     def relations(self) -> list[int]:
         """Relations with images or control events in the range."""
-        return sorted({*self.images["relation"].unique().to_pylist(), *self.controls})
+        return sorted({*self.images["relation"].unique().to_pylist(), *self.controls, *self.parts})
+
+    @property
+    def rows(self) -> int:
+        """Number of the rows of all tables, on the driver and on the executors."""
+        return self.images.num_rows + sum(parts.table.rows for parts in self.parts.values())
+
+    @property
+    def committed_at(self) -> float | None:
+        """Median commit time of the rows in µs since 1970 UTC; None without rows. Approximate if there are `parts`."""
+        middle = pc.quantile(self.images["committed_at"].cast(pa.int64()), 0.5)[0].as_py()
+        medians = [] if middle is None else [(float(middle), self.images.num_rows)]
+        medians += [(float(parts.table.committed_at), parts.table.rows) for parts in self.parts.values()]
+        before = 0
+        for median, rows in sorted(medians):
+            before += rows
+            if 2 * before >= self.rows:
+                return median
+        return None
 
     def rows_of(self, relation: int) -> pa.Table:
         """Return the rows of `images` that belong to one relation; without a copy if they follow each other."""
@@ -82,6 +110,7 @@ class FoldedBatch:
         """Return relation → number of its rows in `images`, for the given relations."""
         counts = self.images["relation"].value_counts()
         found = dict(zip(counts.field("values").to_pylist(), counts.field("counts").to_pylist(), strict=True))
+        found |= {relation: parts.table.rows for relation, parts in self.parts.items()}
         return {relation: found.get(relation, 0) for relation in relations}
 
 
@@ -110,14 +139,19 @@ def split_by_table(folded: pa.Table) -> FoldedBatch:
     is_image = pc.is_in(folded["op"], pa.array(sorted(ROW_OPERATIONS)))
     if pc.all(is_image).as_py():
         return FoldedBatch(folded)
+    return FoldedBatch(folded.filter(is_image), control_events(folded.filter(pc.invert(is_image))))
+
+
+def control_events(rows: pa.Table) -> dict[int, ControlEvents]:
+    """Return relation → its control events; rows: log rows of schema changes, truncates and ends of full copies."""
     controls: dict[int, ControlEvents] = {}
-    control_rows = folded.filter(pc.invert(is_image)).select(_CONTROL)
+    control_rows = rows.select(_CONTROL)
     control_rows = control_rows.set_column(0, "committed_at", control_rows["committed_at"].cast(pa.int64()))
     for row in control_rows.sort_by([("position", "ascending"), ("ordinal", "ascending")]).to_pylist():
         if row["relation"] is not None:
             events = controls.get(row["relation"], ControlEvents())
             controls[row["relation"]] = _add_event(events, row)
-    return FoldedBatch(folded.filter(is_image), controls)
+    return controls
 
 
 def _add_event(events: ControlEvents, row: Mapping[str, Any]) -> ControlEvents:

@@ -8,6 +8,7 @@ key of the row before a key change.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -41,6 +42,16 @@ class GenerationEnd:
         if row["op"] == Operation.GENERATION:
             return cls(row["position"], row["ordinal"], row["committed_at"], int(row["payload"] or b"0"))
         return None
+
+
+def single_changes(rows: pa.Table | pa.RecordBatch, kept: AbstractSet[int], since: int) -> Any:
+    """Return a bool mask of the log rows that must not be folded, because the sink keeps the history of their relation.
+
+    The mask is true for changes of the relations `kept` after position `since`. In these relations, it is true for rows
+    without a key at every position: two equal rows are two rows, and a fold would join them.
+    """
+    of_kept = pc.and_(pc.is_in(rows["relation"], pa.array(sorted(kept), pa.int64())), pc.is_in(rows["op"], _ROWS))
+    return pc.and_(of_kept, pc.or_(pc.greater(rows["position"], int(since)), pc.is_null(rows["key"])))
 
 
 def every_change(rows: pa.Table, *, sink: str) -> pa.Table:

@@ -24,6 +24,7 @@ from cdc.errors import CdcError
 from cdc.stores.dead_letter_rows import DeadLetterEntry, Image, Key, ParkedRow
 from cdc.stores.published_record import Published, TableRecord, TargetState
 from cdc.table import TableSchema, TableState
+from pipelines.folding.folded_parts import FoldedParts
 from pipelines.folding.history_changes import GenerationEnd
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "NONE_PARKED",
     "DeadLetterSettings",
+    "ExecutorSink",
     "ParkedRows",
     "ParkingSink",
     "Published",
@@ -57,9 +59,10 @@ class TableBatch:
     """The changes of one source table in a range (after, upto] of the log: at most one folded row per key.
 
     `rows` has the changes on the driver (pipelines.folding.fold.FOLDED_ARROW, op `u` and `d` only). If they are too
-    large for the driver, `frame` has the same rows on the executors, and `rows` is None. Both are None if the range
-    contains only truncates, ends of full copies and schema changes of the table. For a target with history, `rows` has
-    every single change, as pipelines.folding.history_changes makes them.
+    large for the driver, `frame` or `parts` has the rows on the executors. With `frame`, `rows` is None. With `parts`,
+    `rows` has those rows of the batch that the driver must see, because they concern parked keys, or None. All three
+    are None if the range contains only truncates, ends of full copies and schema changes of the table. For a target
+    with history, `rows` has every single change, as pipelines.folding.history_changes makes them.
     """
 
     schema: TableSchema
@@ -90,10 +93,14 @@ class TableBatch:
     """Truncates and ends of full copies before the range that apply to the keys of `unparked`."""
     parked_keys: tuple[Key, ...] = ()
     """Targets with history only: the keys that are parked at the end of the range."""
+    parts: FoldedParts | None = None
+    """Rows on the executors, for an ExecutorSink that takes them; no key is in both `rows` and `parts`."""
 
     def __post_init__(self) -> None:
         if self.rows is not None and self.frame is not None:
             raise ValueError(f"batch of {self.schema.topic!r} has both rows and a frame: expected one of the two")
+        if self.parts is not None and self.frame is not None:
+            raise ValueError(f"batch of {self.schema.topic!r} has both parts and a frame: expected one of the two")
         if self.after > self.upto:
             raise ValueError(f"batch of {self.schema.topic!r} ends before it begins")
 
@@ -253,4 +260,18 @@ class ParkingSink(Sink, Protocol):
         The list may be slightly longer than `limit`. For a target with history, the list has only rows with a value
         that the target cannot store. Row numbers count `batch.rows` first, then `batch.unparked`. If a row of
         `batch.unparked` is refused, its whole key is refused.
+        """
+
+
+@runtime_checkable
+class ExecutorSink(Protocol):
+    """A sink whose batches may have `parts`: Spark's executors write the rows of a large batch from where they are."""
+
+    def takes_parts(self, schema: TableSchema) -> bool:
+        """Return whether batches of a table may have `parts`; otherwise all its folded rows come to the driver."""
+
+    def find_refused_in_parts(self, batch: TableBatch, limit: int) -> pa.Table:
+        """Return the rows in `batch.parts` that make `apply` fail, without changing the target.
+
+        Not many more than `limit` rows come to the driver (pipelines.folding.fold.FOLDED_ARROW).
         """

@@ -10,9 +10,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from cdc.errors import RESYNC, CdcError, LogTrimmed, MissingBase, SchemaNotApplicable, complete_remedy
 from cdc.position import Position
 from cdc.stores.published_record import TableRecord, TargetState
@@ -121,10 +118,9 @@ def failed_record(before: TableRecord | None, schema: TableSchema, exc: CdcError
     )
 
 
-def median_lag(images: pa.Table) -> float | None:
-    """Return the median time in seconds since the rows of a batch were committed at the source; None for no rows."""
-    middle = pc.quantile(images["committed_at"].cast(pa.int64()), 0.5)[0].as_py()
-    return None if middle is None else max(0.0, time.time() - middle / 1e6)
+def lag_since(committed_at: float | None) -> float | None:
+    """Return the seconds since a commit time in µs since 1970 UTC; None if there is none."""
+    return None if committed_at is None else max(0.0, time.time() - committed_at / 1e6)
 
 
 def is_done(current: TableRecord, batch: TableBatch) -> bool:

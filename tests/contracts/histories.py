@@ -17,8 +17,7 @@ from cdc.stores.lake_reader import read_target
 from cdc.table import ReplicaIdentity, TableSchema
 from pipelines.folding.fold import fold
 from pipelines.folding.folded_batch import split_by_table
-from pipelines.folding.history_changes import every_change
-from pipelines.range_folder import single_changes
+from pipelines.folding.history_changes import every_change, single_changes
 from pipelines.sinks.contract import Published, TableBatch, TableRecord
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink

@@ -41,6 +41,11 @@ indexed writer or delta-rs writes it. An indented function is called by the func
       PublishedTable.write             published_cuts_table.py  add one row in one commit
         check                                                   check that no other driver published since
 
+A batch whose rows are on Spark's executors (TableBatch.parts) differs in two steps. ExecutorMerge (executor_merge.py)
+makes the rows to merge from source_rows and overlay, in tasks of Spark. Then executors write the files of an empty
+target, and the driver adds them in one commit; a filled target is merged by Spark. The next small batch reads that
+commit, and adds the keys of its files to the index.
+
 A target with history differs after in_target_columns: History.merge (history_strategy.py) evolves the columns, and
 HistoryMerge (history_merge.py) completes every change, makes the rows of the history mode and writes them.
 

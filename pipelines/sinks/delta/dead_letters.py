@@ -211,7 +211,7 @@ def refused_rows(
     represent, and a partial image without a base row. check: raises ValueNotRepresentable for merge source rows with
     values that the layout of the target cannot have.
     """
-    found = _failing(images, lambda part: check(source_rows(part, shape), shape), limit)
+    found = failing_rows(images, lambda part: check(source_rows(part, shape), shape), limit)
     partial = pc.and_(pc.equal(images["op"], "u"), pc.invert(pc.fill_null(images["complete"], fill_value=True)))
     rows = np.setdiff1d(np.flatnonzero(partial.to_numpy()), np.fromiter(found, np.int64, len(found)))
     if len(rows):
@@ -225,7 +225,7 @@ def refused_changes(batch: TableBatch, shape: RowShape, limit: int) -> list[Refu
     Returns not many more than `limit` rows. The rows of `batch.unparked` are numbered after those of `batch.rows`.
     """
     images = [rows for rows in (batch.rows, batch.unparked) if rows is not None]
-    found = _failing(pa.concat_tables(images), lambda part: _typed(part, shape), limit) if images else {}
+    found = failing_rows(pa.concat_tables(images), lambda part: _typed(part, shape), limit) if images else {}
     return [RefusedRow(row, error) for row, error in sorted(found.items())]
 
 
@@ -237,7 +237,7 @@ def _typed(images: pa.Table, shape: RowShape) -> None:
 def _without_base(images: pa.Table, rows: np.ndarray, bases: BaseLookup, shape: RowShape) -> dict[int, CdcError]:
     partial = images.take(pa.array(rows))
     keys = pa.table({"key": pc.coalesce(partial["base"], partial["key"]), "position": partial["position"]})
-    untypable = _failing(keys, lambda part: typed_keys(part["key"], shape.schema, shape.policy), len(rows))
+    untypable = failing_rows(keys, lambda part: typed_keys(part["key"], shape.schema, shape.policy), len(rows))
     known = np.setdiff1d(np.arange(len(rows)), np.fromiter(untypable, np.int64, len(untypable)))
     baseless = known[has_no_base(partial.take(pa.array(known)), bases, shape)] if len(known) else known
     return {
@@ -246,7 +246,7 @@ def _without_base(images: pa.Table, rows: np.ndarray, bases: BaseLookup, shape: 
     }
 
 
-def _failing(rows: pa.Table, convert: Callable[[pa.Table], object], limit: int) -> dict[int, CdcError]:
+def failing_rows(rows: pa.Table, convert: Callable[[pa.Table], object], limit: int) -> dict[int, CdcError]:
     """Return row number → error, for the rows that `convert` refuses; not many more than `limit` rows."""
     found: dict[int, CdcError] = {}
     left = [(0, rows.num_rows)]

@@ -22,10 +22,13 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from cdc.failpoint import hit
+from pipelines.folding.fold import FOLDED_ARROW
+from pipelines.runtime.executor_code import raising_task_errors
 from pipelines.sinks.contract import RefusedRow, TableBatch
 from pipelines.sinks.delta.column_defaults import new_defaults
 from pipelines.sinks.delta.dead_letters import refused_rows
 from pipelines.sinks.delta.delta_target import ERASED, DeltaTarget, TxnMarker
+from pipelines.sinks.delta.executor_merge import ExecutorMerge
 from pipelines.sinks.delta.merge_source import BaseLookup, frame_source, keyless_source, table_source
 from pipelines.sinks.delta.schema_evolution import ColumnChange, columns_to_drop
 from pipelines.sinks.delta.sink_parts import DeltaSinkParts
@@ -49,7 +52,10 @@ class LatestState:
         shape = self._targets.shape(batch.schema)
         bases = self._bases(target, batch)
         self._evolve(target, batch, shape)
+        executors = None if batch.parts is None else ExecutorMerge(target, batch.parts, shape, bases)
         source = self._source(target, batch, bases)
+        if executors is not None:
+            source = executors.source(source)
         has_rows = not isinstance(source, pa.Table) or source.num_rows > 0
         writer = self._writers.choose(target, batch, source, shape.key) if has_rows else None
         if batch.generation is not None:
@@ -59,7 +65,12 @@ class LatestState:
         target.erase(batch.truncated, batch.generation, batch.upto, "" if writer is None else ERASED)
         hit("delta_before_merge")
         if writer is not None:
-            self._writers.merge(target, source, shape.key, TxnMarker(target.app_id, batch.upto), writer)
+            marker = TxnMarker(target.app_id, batch.upto)
+            if executors is not None and not (batch.rows and batch.rows.num_rows) and executors.can_write_files():
+                executors.write_files(marker)
+            else:
+                with raising_task_errors():
+                    self._writers.merge(target, source, shape.key, marker, writer)
         hit("delta_after_merge")
 
     def rows_upto(self, target: DeltaTarget) -> int:
@@ -73,6 +84,13 @@ class LatestState:
         shape, plans = self._targets.shape(batch.schema), self._plans
         images, bases = plans.apply_filter(batch.rows, shape), self._bases(target, batch)
         return refused_rows(images, bases, shape, limit, plans.check_partitions)
+
+    def find_refused_in_parts(self, target: DeltaTarget, batch: TableBatch, limit: int) -> pa.Table:
+        """See pipelines.sinks.contract.ExecutorSink.find_refused_in_parts."""
+        if batch.parts is None:
+            return FOLDED_ARROW.empty_table()
+        shape = self._targets.shape(batch.schema)
+        return ExecutorMerge(target, batch.parts, shape, self._bases(target, batch)).find_refused(limit)
 
     def _bases(self, target: DeltaTarget, batch: TableBatch) -> BaseLookup:
         """Return the lookup that finds base rows for the batch, in the target as it was before the batch's range.

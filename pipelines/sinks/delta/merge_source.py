@@ -73,6 +73,17 @@ class BaseLookup:
     """Function that reads the target's rows with Spark; None if delta-rs can read them."""
     find_rows: RowFinder | None = None
     """Function that finds rows of this version by their complete keys in an index; None if there is no index."""
+    received: pa.Table | None = None
+    """In a task of Spark: rows of the target, among them the base rows, with the columns of base rows."""
+    present: pa.Schema | None = None
+    """In a task of Spark: the columns of the target."""
+
+    @property
+    def columns(self) -> pa.Schema | None:
+        """The columns of the target; None if there was no target."""
+        if self.read_table is None:
+            return self.present
+        return _columns(self.read_table(), self.relation)
 
 
 def table_source(images: pa.Table, bases: BaseLookup, shape: RowShape) -> pa.Table:
@@ -197,7 +208,8 @@ def overlay(images: pa.Table, bases: BaseLookup, shape: RowShape) -> pa.Table:
     base = rows_before.take(places)
     cells = sent_cells(images, schema)
     # for a column that the target does not have, `rows` has the default of unsent values
-    known = wanted.names if bases.read_table is None else sources(_columns(bases.read_table(), bases.relation), wanted)
+    present = bases.columns
+    known = wanted.names if present is None else sources(present, wanted)
     columns = [
         pc.if_else(pa.array(cells[number]), rows.column(number), base.column(number))
         if wanted.names[number] in known
@@ -226,7 +238,10 @@ def find_base_rows(images: pa.Table, bases: BaseLookup, shape: RowShape) -> tupl
     wanted = shape.image_columns
     base_keys = pc.coalesce(images["base"].combine_chunks(), images["key"].combine_chunks())
     keys = typed_keys(base_keys, shape.schema, shape.policy, images["position"])
-    rows = wanted.empty_table() if bases.read_table is None else _rows_before(bases, bases.read_table(), keys, wanted)
+    if bases.read_table is not None:
+        rows = _rows_before(bases, bases.read_table(), keys, wanted)
+    else:
+        rows = wanted.empty_table() if bases.received is None else bases.received
     if bases.truncated is not None:
         rows = rows.filter(is_after(rows, bases.truncated))
     return _match(keys, rows), rows
@@ -300,8 +315,12 @@ def one_row_per_key(source: pa.Table, key: Sequence[str]) -> pa.Table:
 
     Only float keys need this, because folding treats their texts `-0` and `0` as two keys.
     """
-    has_float = any(pa.types.is_floating(source.schema.field(name).type) for name in key)
-    return latest_per_key(source, key) if has_float else source
+    return latest_per_key(source, key) if has_float_key(source.schema, key) else source
+
+
+def has_float_key(columns: pa.Schema, key: Sequence[str]) -> bool:
+    """Return whether a key column is a float, so that rows with the key texts `-0` and `0` have one key."""
+    return any(pa.types.is_floating(columns.field(name).type) for name in key)
 
 
 def one_row_per_key_in_spark(source: DataFrame, key: Sequence[str]) -> DataFrame:

@@ -24,6 +24,7 @@ from pyspark.errors import PySparkException
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from cdc.atomic_file import SyncFailed
+from cdc.config import Transform, rule_of
 from cdc.errors import SinkUnavailable, TargetDamaged, TargetUnusable
 from cdc.failpoint import hit
 from cdc.table import TableSchema
@@ -39,6 +40,7 @@ from pipelines.sinks.contract import (
 )
 from pipelines.sinks.delta.damaged_commits import remove_damaged_commits
 from pipelines.sinks.delta.delta_target import DeltaTarget, rewritten_bytes
+from pipelines.sinks.delta.executor_merge import count_nulled_in_parts
 from pipelines.sinks.delta.history_strategy import History
 from pipelines.sinks.delta.latest_state_strategy import LatestState
 from pipelines.sinks.delta.maintenance import TargetMaintenance
@@ -50,7 +52,7 @@ from pipelines.sinks.delta.reconcile_at_open import (
     readable_versions,
     with_target_position,
 )
-from pipelines.sinks.delta.settings import DeltaSettings
+from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink_parts import DeltaSinkParts
 from pipelines.sinks.record_after_batch import applied_state
 from pipelines.types.nulled_values import count_nulled
@@ -99,7 +101,7 @@ class DeltaSink:
         self.name = settings.name
         self._settings = settings
         self.parts = DeltaSinkParts.of(settings)
-        self._latest: MergeStrategy = LatestState(self.parts)
+        self._latest = LatestState(self.parts)
         self._history: MergeStrategy = History(self.parts)
         self._record_table: PublishedTable | None = None
         self.parallel_from = 0 if "://" in settings.path else _PARALLEL_FROM
@@ -169,10 +171,11 @@ class DeltaSink:
         return self.record(batch, target, max(batch.upto, rows_upto))
 
     def _count_nulled(self, batch: TableBatch) -> None:
-        if batch.rows is None:
-            return
         shape = self.parts.targets.shape(batch.schema)
-        if count := count_nulled(batch.rows, shape.schema, shape.policy):
+        count = 0 if batch.rows is None else count_nulled(batch.rows, shape.schema, shape.policy)
+        if batch.parts is not None:
+            count += count_nulled_in_parts(batch.parts, shape)
+        if count:
             self.nulled.add(batch.schema.topic, count)
 
     @contextmanager
@@ -266,6 +269,24 @@ class DeltaSink:
             target = targets.open(batch.schema)
             return self._strategy(batch.schema).find_refused(target, targets.in_target_columns(target, batch), limit)
 
+    def takes_parts(self, schema: TableSchema) -> bool:
+        """See ExecutorSink.takes_parts. Executors write the latest state of a table with a key, if Spark may write its
+        target. Rules that compute values in Python or SQL, or put several tables into one target, need the driver.
+        """
+        settings, rule = self._settings, rule_of(schema.topic, self._settings.rules)
+        if not self.parts.writers.by_spark or not schema.key or settings.keeps_history(schema.topic):
+            return False
+        if rule is not None and (rule.merge_tables or (rule.transform is not None and needs_driver(rule.transform))):
+            return False
+        return settings.writer_of(schema.topic) in {Writer.AUTO, Writer.SPARK}
+
+    def find_refused_in_parts(self, batch: TableBatch, limit: int) -> pa.Table:
+        """See ExecutorSink.find_refused_in_parts."""
+        targets = self.parts.targets
+        with targets.writing(batch.schema):
+            target = targets.open(batch.schema)
+            return self._latest.find_refused_in_parts(target, targets.in_target_columns(target, batch), limit)
+
     def _strategy(self, schema: TableSchema) -> MergeStrategy:
         return self._history if self._settings.keeps_history(schema.topic) else self._latest
 
@@ -273,6 +294,11 @@ class DeltaSink:
         if self._record_table is None:
             raise ValueError(f"sink {self.name!r} is not open")
         return self._record_table
+
+
+def needs_driver(transform: Transform) -> bool:
+    """Return whether a transform computes values that executors do not compute in the merge of a large batch."""
+    return transform.python is not None or transform.needs_spark
 
 
 @contextmanager

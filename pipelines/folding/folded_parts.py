@@ -1,0 +1,168 @@
+"""Folded parts: the folded rows of a large range, which Spark's executors keep until the batch ends.
+
+A part has all rows of its keys, so it is written without the others. Its rows are divided into pieces of at most
+PIECE_ROWS rows of one table. A piece is one row of a Spark frame, with the folded rows as an Arrow IPC stream: no row
+image passes through the JVM. The frame is stored on the executors' disks. Spark computes a piece again, from the files
+of the log, if its executor is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import chain, starmap
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.folding.fold import FOLDED_ARROW
+from pipelines.folding.key_parts import from_ipc, to_ipc
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+PIECE_ROWS: Final = 65_536
+"""Maximum folded rows of a piece; a task has the rows of one piece in memory, as texts and as typed columns."""
+PIECES: Final = (
+    "part int, relation long, rows long, size long, incomplete long, keyless long, committed_at long, images binary"
+)
+"""The columns of the frame of pieces: number of the part, relation, number of rows, bytes in memory, number of
+incomplete rows, number of rows without a key, median commit time in µs, and the rows as an Arrow IPC stream.
+"""
+IMAGES: Final = "part int, images binary"
+"""The columns of a frame of pieces of one table that a function has changed: number of the part, rows as a stream."""
+KEY_SEPARATOR: Final = "\0"
+"""Separator between the column values of a key that is joined to one text; Postgres text never contains it."""
+
+Piece = tuple[int, pa.Table]
+"""Number of a part, and some of its folded rows (FOLDED_ARROW), all of one table."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoldedTable:
+    """Sizes of the folded rows that the executors have of one table."""
+
+    relation: int
+    rows: int
+    size: int
+    """Bytes of the rows in memory, as Arrow."""
+    incomplete: int
+    """Number of rows whose unsent columns are not in the range."""
+    keyless: int
+    """Number of rows without a key."""
+    committed_at: int
+    """Approximate median commit time of the rows, in µs since 1970 UTC."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoldedParts:
+    """The folded rows of one table, on the executors; methods that return rows to the driver say how many."""
+
+    pieces: DataFrame
+    """A stored frame with the columns PIECES, of all tables."""
+    table: FoldedTable
+    parts: int
+    """Number of parts into which the keys are divided."""
+    excluded: tuple[str, ...] = ()
+    """Keys, as `key_texts` returns them, whose rows are left out."""
+
+    @property
+    def session(self) -> SparkSession:
+        """The Spark session of the pieces."""
+        return self.pieces.sparkSession
+
+    def map_parts(self, convert: Callable[[Iterator[Piece]], Iterator[pa.RecordBatch]], columns: Any) -> DataFrame:
+        """Return the frame of the batches that executors make of each part.
+
+        convert: function (pieces of a part) → batches; it may get none. columns: the Spark schema of these batches.
+        """
+        excluded = pa.array(self.excluded, pa.string())
+
+        def pieces_in(batches: Iterator[pa.RecordBatch]) -> Iterator[Piece]:
+            for batch in batches:
+                for part, stream in zip(batch["part"].to_pylist(), batch["images"], strict=True):
+                    rows = from_ipc(stream.as_buffer())
+                    if len(excluded):
+                        rows = rows.filter(pc.invert(pc.is_in(key_texts(rows["key"]), excluded)))
+                    if rows.num_rows:
+                        yield part, rows
+
+        of_table = self.pieces.where(f"relation = {int(self.table.relation)}").select("part", "images")
+        return of_table.mapInArrow(lambda batches: convert(pieces_in(batches)), columns)
+
+    def map_pieces(self, convert: Callable[[int, pa.Table], Iterable[pa.RecordBatch]], columns: Any) -> DataFrame:
+        """Return the frame of the batches that executors make of each piece.
+
+        convert: function (number of the part, folded rows) → batches. columns: the Spark schema of these batches.
+        """
+        return self.map_parts(lambda pieces: chain.from_iterable(starmap(convert, pieces)), columns)
+
+    def split_off(self, keys: Iterable[str]) -> tuple[pa.Table, FoldedParts]:
+        """Return (the rows of some keys, the other rows); a row belongs to a key if its key or base is this key.
+
+        At most two rows for each of `keys` come to the driver. keys: as `key_texts` returns them.
+        """
+        wanted = pa.array(sorted(keys), pa.string())
+
+        def select(part: int, rows: pa.Table) -> Iterator[pa.RecordBatch]:
+            has_key = pc.or_(
+                pc.is_in(key_texts(rows["key"]), wanted),
+                pc.fill_null(pc.is_in(key_texts(rows["base"]), wanted), fill_value=False),
+            )
+            if (chosen := rows.filter(has_key)).num_rows:
+                yield piece_of_images(part, chosen)
+
+        rows = collect_images(self.map_pieces(select, IMAGES))
+        return rows, self.without(key_texts(rows["key"]).to_pylist())
+
+    def without(self, keys: Iterable[str]) -> FoldedParts:
+        """Return these rows without those of some keys, each of which has a row."""
+        excluded = tuple(sorted({*self.excluded, *keys}))
+        rows = self.table.rows - (len(excluded) - len(self.excluded))
+        return replace(self, table=replace(self.table, rows=rows), excluded=excluded)
+
+
+def key_texts(keys: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return each key as one text; null for a null key."""
+    return pc.binary_join(keys, KEY_SEPARATOR)
+
+
+def piece_of_images(part: int, rows: pa.Table) -> pa.RecordBatch:
+    """Return a row of a frame with the columns IMAGES."""
+    return pa.RecordBatch.from_pydict({"part": pa.array([part], pa.int32()), "images": [to_ipc(rows)]})
+
+
+def pieces_of(part: int, folded: pa.Table) -> Iterator[pa.RecordBatch]:
+    """Yield the folded rows of one part as rows of a frame with the columns PIECES."""
+    relations = folded["relation"].unique().to_pylist()
+    for relation in relations:
+        own = folded if len(relations) == 1 else folded.filter(pc.equal(folded["relation"], relation))
+        for start in range(0, own.num_rows, PIECE_ROWS):
+            yield _piece(part, relation, own.slice(start, PIECE_ROWS))
+
+
+def _piece(part: int, relation: int, rows: pa.Table) -> pa.RecordBatch:
+    incomplete = pc.and_(pc.equal(rows["op"], "u"), pc.invert(pc.fill_null(rows["complete"], fill_value=True)))
+    median = pc.quantile(rows["committed_at"].cast(pa.int64()), 0.5)[0].as_py()
+    columns = {
+        "part": pa.array([part], pa.int32()),
+        "relation": pa.array([relation], pa.int64()),
+        "rows": [rows.num_rows],
+        "size": [rows.nbytes],
+        "incomplete": [pc.sum(incomplete).as_py() or 0],
+        "keyless": [rows["key"].null_count],
+        "committed_at": pa.array([0 if median is None else int(median)], pa.int64()),
+        "images": [to_ipc(rows)],
+    }
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def collect_images(pieces: DataFrame, *, at_once: bool = True) -> pa.Table:
+    """Return the rows of a frame with the columns IMAGES to the driver.
+
+    at_once: with one Spark job, for rows whose number the caller has limited. Otherwise one job after the other gets
+    the rows of each Spark partition, so that they may be more than `spark.driver.maxResultSize`.
+    """
+    found = [from_ipc(bytes(row["images"])) for row in (pieces.collect() if at_once else pieces.toLocalIterator())]
+    return pa.concat_tables([FOLDED_ARROW.empty_table(), *found])

@@ -1,0 +1,367 @@
+"""The merge of a large batch by Spark's executors: they make the typed rows from the folded parts, and write them.
+
+The driver plans and commits. It gets names, sizes and statistics of files, and the rows that the target refuses.
+
+- **Empty target**: each part becomes one data file, which an executor writes. One commit of the driver adds the files.
+  No row image passes through the JVM. Partitioned targets and targets in an object store are appended to by Spark.
+- **Filled target**: Delta's own MERGE joins the typed rows with the target. A large batch changes rows in most files of
+  the target. Then a join that reads these files once costs less than to look up each key in an index.
+- **Partial images**: a join reads their base rows from the version of the target before the batch. Base rows and images
+  of a part meet in one task, where `merge_source.overlay` completes the images, as for a small batch.
+
+Executors convert rows with the functions of a small batch. So both ways have the same rows, and refuse the same rows
+with the same errors.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+
+from cdc.failpoint import hit
+from pipelines.folding.fold import has_base_key
+from pipelines.folding.folded_parts import IMAGES, FoldedParts, Piece, collect_images, piece_of_images
+from pipelines.folding.key_parts import from_ipc, split_by_part, to_ipc
+from pipelines.runtime.executor_code import forwarding_errors, raising_task_errors
+from pipelines.sinks.delta.dead_letters import failing_rows, refused_rows
+from pipelines.sinks.delta.delta_target import DeltaTarget, TxnMarker
+from pipelines.sinks.delta.merge_source import (
+    BaseLookup,
+    as_upserts,
+    has_float_key,
+    one_row_per_key_in_spark,
+    overlay,
+    source_rows,
+    split_partial,
+)
+from pipelines.sinks.delta.new_data_files import SAMPLE_ROWS, DataFile, FileStatistics, TargetFolder, parquet_options
+from pipelines.sinks.delta.schema_evolution import FilledColumn, evolved_batch, read_plan
+from pipelines.sinks.delta.spark_target import SparkTarget, frame_at, frame_of
+from pipelines.sinks.delta.target_columns import OP, RowShape
+from pipelines.sinks.delta.target_layout import backticked
+from pipelines.sinks.delta.target_part import columns_of_part
+from pipelines.types.nulled_values import count_nulled, may_be_nulled
+from pipelines.types.typed_rows import typed_keys
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+FILES: Final = "name string, size long, rows long, statistics string"
+"""The columns of a frame of `DataFile`s."""
+_PART: Final = "_part"
+_KEY: Final = "_key"
+_TASK_ROWS: Final = "part int, bases binary, images binary"
+
+
+@dataclass(frozen=True, slots=True)
+class BasePlan:
+    """Where the base rows of partial images are read, and their columns. Executors receive pickled instances."""
+
+    uri: str
+    version: int
+    present: pa.Schema
+    """The columns of the target at this version."""
+    columns: tuple[FilledColumn, ...]
+    """How each column of the base rows is made from the columns of the target."""
+    exact: bool
+    truncated: tuple[int, int] | None
+
+    @classmethod
+    def of(cls, target: DeltaTarget, bases: BaseLookup, shape: RowShape) -> BasePlan | None:
+        """Return the plan for the lookup of a batch; None if there was no target before the batch."""
+        if bases.read_table is None:
+            return None
+        table: DeltaTable = bases.read_table()
+        present = columns_of_part(pa.schema(table.schema().to_arrow()), bases.relation)
+        columns = read_plan(present, shape.image_columns)
+        return cls(target.uri, table.version(), present, columns, bases.exact, bases.truncated)
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Column of the base rows → column of the target that has its values."""
+        return {column.field.name: column.source for column in self.columns if column.source is not None}
+
+    def lookup(self, streams: Sequence[bytes]) -> BaseLookup:
+        """Return the lookup of the base rows that a task has received."""
+        rows = [from_ipc(stream) for stream in streams]
+        schema = pa.schema([column.field for column in self.columns])
+        return BaseLookup(
+            None,
+            exact=self.exact,
+            truncated=self.truncated,
+            received=pa.concat_tables([schema.empty_table(), *rows]),
+            present=self.present,
+        )
+
+    def to_rows(self, batch: pa.RecordBatch) -> pa.Table:
+        """Convert a batch with columns of the target to base rows."""
+        return pa.Table.from_batches([evolved_batch(batch, self.present, self.columns)])
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorMerge:
+    """The rows of one batch on the executors, for one target."""
+
+    target: DeltaTarget
+    parts: FoldedParts
+    shape: RowShape
+    bases: BaseLookup
+
+    def source(self, own_rows: pa.Table | None) -> DataFrame:
+        """Return the merge source of the batch as a frame.
+
+        own_rows: merge source rows on the driver, which belong to the batch as well.
+        """
+        source = self._complete_rows()
+        if self.parts.table.incomplete:
+            source = source.unionByName(self._completed_rows())
+        if own_rows is not None and own_rows.num_rows:
+            source = source.unionByName(frame_of(self.parts.session, own_rows))
+        source = one_row_per_key_in_spark(source, self.shape.key)
+        session, parts = self.parts.session, self.parts.parts
+        if self.target.files()[0] and parts > int(session.conf.get("spark.sql.shuffle.partitions") or 0):
+            # the join of a MERGE takes this number; a session on one machine shuffles into two partitions
+            source = source.repartition(parts, *map(backticked, self.shape.key))
+        return source
+
+    def can_write_files(self) -> bool:
+        """Return whether executors can write data files for `write_files`: an empty directory without partitions."""
+        if self.target.files()[0] or "://" in self.target.uri or isinstance(self.target, SparkTarget):
+            return False
+        if self.parts.table.incomplete:
+            return False
+        shape, partitions = self.shape, self.target.metadata.partition_columns
+        return not partitions and not has_float_key(shape.source, shape.key)
+
+    def write_files(self, marker: TxnMarker) -> None:
+        """Write the upserts of the batch to data files of the empty target, and add them in one commit."""
+        folder, shape = TargetFolder(self.target.uri, self.target.statistics_columns), self.shape
+
+        def write(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
+            with forwarding_errors():
+                file = _PartFile(folder)
+                for _, images in pieces:
+                    file.add(_written_rows(images, shape))
+                yield from file.close()
+
+        with raising_task_errors():
+            files = [DataFile(**row.asDict()) for row in self.parts.map_parts(write, FILES).collect()]
+        hit("delta_executor_files")
+        self.target.check_not_committed(marker)
+        self.target.add([file.add_action() for file in files], marker.version)
+
+    def find_refused(self, limit: int) -> pa.Table:
+        """Return the folded rows that the target refuses, not many more than `limit`."""
+        shape = self.shape
+
+        def refused(images: pa.Table, bases: BaseLookup) -> pa.Table:
+            errors = refused_rows(images, bases, shape, limit, lambda rows, shape: shape.check_partitions(rows))
+            return images.take(pa.array([error.row for error in errors], pa.int64()))
+
+        def refused_complete(part: int, rows: pa.Table) -> Iterator[pa.RecordBatch]:
+            with forwarding_errors():
+                complete, _ = split_partial(_settled(rows, shape))
+                if (chosen := refused(complete, BaseLookup(None))).num_rows:
+                    yield piece_of_images(part, chosen)
+
+        frames = [self.parts.map_pieces(refused_complete, IMAGES)]
+        if self.parts.table.incomplete:
+            with_bases = self._with_bases()
+            plan = self._plan
+
+            def refused_partial(pieces: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+                with forwarding_errors():
+                    for images, bases in _images_and_bases(pieces, plan):
+                        if (chosen := refused(images, bases)).num_rows:
+                            yield piece_of_images(0, chosen)
+
+            frames.append(with_bases.mapInArrow(refused_partial, IMAGES))
+        with raising_task_errors():
+            return pa.concat_tables([_first_rows(frame, limit) for frame in frames])
+
+    @property
+    def _plan(self) -> BasePlan | None:
+        return BasePlan.of(self.target, self.bases, self.shape)
+
+    def _complete_rows(self) -> DataFrame:
+        shape = self.shape
+
+        def typed(_: int, rows: pa.Table) -> Iterator[pa.RecordBatch]:
+            with forwarding_errors():
+                complete, _partial = split_partial(_settled(rows, shape))
+                yield from _checked(source_rows(complete, shape), shape).to_batches()
+
+        return self.parts.map_pieces(typed, _spark_schema(shape.source))
+
+    def _completed_rows(self) -> DataFrame:
+        shape, plan = self.shape, self._plan
+
+        def complete(pieces: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            with forwarding_errors():
+                for images, bases in _images_and_bases(pieces, plan):
+                    yield from _checked(as_upserts(overlay(images, bases, shape), shape), shape).to_batches()
+
+        return self._with_bases().mapInArrow(complete, _spark_schema(shape.source))
+
+    def _with_bases(self) -> DataFrame:
+        """Return the partial images and their base rows as a frame: a Spark partition for each part."""
+        from pyspark.sql import functions as F
+
+        shape = self.shape
+
+        def partial(part: int, rows: pa.Table) -> Iterator[pa.RecordBatch]:
+            _, incomplete = split_partial(_settled(rows, shape))
+            if incomplete.num_rows:
+                yield piece_of_images(part, incomplete)
+
+        images = self.parts.map_pieces(partial, IMAGES)
+        pieces = images.select("part", F.lit(None).cast("binary").alias("bases"), "images")
+        plan = self._plan
+        if plan is not None:
+            pieces = pieces.unionByName(self._base_rows(plan))
+        return pieces.repartitionById(self.parts.parts, "part")
+
+    def _base_rows(self, plan: BasePlan) -> DataFrame:
+        """Return the rows of the target to which partial images belong, each with the part of its image."""
+        shape, names, parts = self.shape, plan.names, self.parts.parts
+        key = [names[name] for name in shape.key]
+        key_types = pa.schema([shape.image_columns.field(name) for name in shape.key])
+        key_schema = pa.schema([(f"{_KEY}{n}", field.type) for n, field in enumerate(key_types)])
+
+        def base_keys(part: int, rows: pa.Table) -> Iterator[pa.RecordBatch]:
+            _, incomplete = split_partial(_settled(rows, shape))
+            keys = _typed_base_keys(incomplete, shape)
+            columns = [*keys.columns, pa.repeat(pa.scalar(part, pa.int32()), keys.num_rows)]
+            yield from pa.table(columns, schema=key_schema.append(pa.field(_PART, pa.int32()))).to_batches()
+
+        def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                part_of = batch[_PART].to_numpy().astype(np.int64)
+                rows = plan.to_rows(batch)
+                for part, numbers in split_by_part(part_of, parts):
+                    if len(numbers):
+                        yield _piece_of_bases(part, rows.take(numbers))
+
+        wanted = self.parts.map_pieces(base_keys, _spark_schema(key_schema.append(pa.field(_PART, pa.int32()))))
+        rows = frame_at(self.parts.session, plan.uri, plan.version)
+        columns = [rows[backticked(name)] for name in dict.fromkeys(names.values())]
+        # with explicit partitions, because a session on one machine shuffles into two
+        wanted = wanted.distinct().repartition(parts, *(name for name in key_schema.names))
+        rows = rows.select(*columns).repartition(parts, *(backticked(name) for name in key))
+        same = [rows[backticked(name)] == wanted[f"{_KEY}{n}"] for n, name in enumerate(key)]
+        joined = rows.join(wanted, same).select(*(rows[backticked(name)] for name in rows.columns), wanted[_PART])
+        return joined.mapInArrow(pack, _TASK_ROWS)
+
+
+def count_nulled_in_parts(parts: FoldedParts, shape: RowShape) -> int:
+    """Return what `count_nulled` returns, for rows on the executors."""
+    if not any(may_be_nulled(column, shape.policy) for column in shape.schema.sent):
+        return 0
+
+    def count(_: int, rows: pa.Table) -> Iterator[pa.RecordBatch]:
+        yield pa.RecordBatch.from_pydict({"nulled": [count_nulled(rows, shape.schema, shape.policy)]})
+
+    total = parts.map_pieces(count, "nulled long").selectExpr("sum(nulled) AS nulled").first()
+    return 0 if total is None else total["nulled"] or 0
+
+
+class _PartFile:
+    """The data file of one part, which a task writes piece by piece."""
+
+    def __init__(self, folder: TargetFolder) -> None:
+        self._path = Path(folder.path) / f"part-{uuid.uuid4()}.parquet"
+        self._statistics = FileStatistics(folder.statistics_columns)
+        self._writer: pq.ParquetWriter | None = None
+
+    def add(self, rows: pa.Table) -> None:
+        if not rows.num_rows:
+            return
+        if self._writer is None:
+            options = parquet_options(rows.schema, rows.slice(0, SAMPLE_ROWS))
+            self._writer = pq.ParquetWriter(self._path, rows.schema, store_schema=False, **options)
+        self._writer.write_table(rows)
+        self._statistics.add(rows)
+
+    def close(self) -> Iterator[pa.RecordBatch]:
+        """Yield the DataFile of the rows, if there are any."""
+        if self._writer is None:
+            return
+        self._writer.close()
+        rows, size = self._statistics.rows, self._path.stat().st_size
+        yield pa.RecordBatch.from_pylist([asdict(DataFile(self._path.name, size, rows, self._statistics.to_json()))])
+
+
+def _written_rows(images: pa.Table, shape: RowShape) -> pa.Table:
+    upserts = images.filter(pc.equal(images["op"], "u"))
+    return _checked(source_rows(_settled(upserts, shape), shape), shape).drop_columns([OP])
+
+
+def _settled(images: pa.Table, shape: RowShape) -> pa.Table:
+    """Return the images as the rule of the table leaves them; the rule has no expressions."""
+    return images if shape.transform is None else shape.transform.settled(images)
+
+
+def _checked(source: pa.Table, shape: RowShape) -> pa.Table:
+    shape.check_partitions(source)
+    return source
+
+
+def _images(pieces: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+    for batch in pieces:
+        for stream in batch["images"]:
+            yield from_ipc(stream.as_buffer())
+
+
+def _images_and_bases(pieces: Iterator[pa.RecordBatch], plan: BasePlan | None) -> Iterator[tuple[pa.Table, BaseLookup]]:
+    """Yield the pieces of images of a part, each with the lookup of the part's base rows."""
+    images: list[bytes] = []
+    bases: list[bytes] = []
+    for batch in pieces:
+        images += [stream for stream in batch["images"].to_pylist() if stream is not None]
+        bases += [stream for stream in batch["bases"].to_pylist() if stream is not None]
+    lookup = BaseLookup(None) if plan is None else plan.lookup(bases)
+    for stream in images:
+        yield from_ipc(stream), lookup
+
+
+def _piece_of_bases(part: int, rows: pa.Table) -> pa.RecordBatch:
+    columns = {"part": pa.array([part], pa.int32()), "bases": [to_ipc(rows)], "images": pa.nulls(1, pa.binary())}
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def _typed_base_keys(incomplete: pa.Table, shape: RowShape) -> pa.Table:
+    """Return the keys of the base rows, without keys that the target cannot contain."""
+    incomplete = incomplete.filter(pc.or_(pc.is_null(incomplete["base"]), has_base_key(incomplete["base"])))
+    keys = pa.table({"key": pc.coalesce(incomplete["base"], incomplete["key"])})
+    failing = failing_rows(keys, lambda part: typed_keys(part["key"], shape.schema, shape.policy), keys.num_rows)
+    typable = np.setdiff1d(np.arange(keys.num_rows), np.fromiter(failing, np.int64, len(failing)))
+    return typed_keys(keys["key"].take(pa.array(typable)), shape.schema, shape.policy)
+
+
+def _first_rows(pieces: DataFrame, limit: int) -> pa.Table:
+    """Return the rows of a frame with the columns IMAGES to the driver, at most one piece more than `limit` rows."""
+
+    def take(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        rows = 0
+        for images in _images(batches):
+            if rows <= limit:
+                yield piece_of_images(0, images.slice(0, limit + 1 - rows))
+                rows += images.num_rows
+
+    return collect_images(pieces.repartition(1).mapInArrow(take, IMAGES))
+
+
+def _spark_schema(columns: pa.Schema) -> StructType:
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return from_arrow_schema(columns, prefer_timestamp_ntz=True)

@@ -1,0 +1,52 @@
+"""Folded parts: what the driver splits off, and what stays on the executors."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from pipelines.folding.fold import fold
+from pipelines.folding.folded_parts import IMAGES, FoldedParts, FoldedTable, collect_images, piece_of_images, pieces_of
+from tests.pipelines.fold_model import SINK, Row, log_row, to_arrow
+
+
+def folded_parts(spark: SparkSession, rows: list[Row]) -> FoldedParts:
+    """The parts of relation 1 among the folded rows, which are all in one part."""
+    pieces = pa.Table.from_batches(list(pieces_of(0, fold(to_arrow(rows), sink=SINK))))
+    own = [row for row in pieces.to_pylist() if row["relation"] == 1]
+    sizes = {name: sum(row[name] for row in own) for name in ("rows", "size", "incomplete", "keyless")}
+    return FoldedParts(spark.createDataFrame(pieces), FoldedTable(1, committed_at=0, **sizes), 1)
+
+
+def keys_of(rows: pa.Table) -> list[str]:
+    return sorted(key for (key,) in rows["key"].to_pylist())
+
+
+def left_in(parts: FoldedParts) -> list[str]:
+    """The keys of the rows on the executors."""
+    return keys_of(collect_images(parts.map_pieces(lambda part, rows: [piece_of_images(part, rows)], IMAGES)))
+
+
+def change(ordinal: int, key: str, relation: int = 1) -> Row:
+    return log_row(relation, (5, ordinal), "u", key=[key], after={1: key})
+
+
+def test_rows_of_a_key_and_rows_based_on_it_are_split_off_and_the_others_stay(spark: SparkSession) -> None:
+    moved = log_row(1, (5, 9), "u", key=["d"], old_key=["c"], after={1: "d"}, partial=True)
+    parts = folded_parts(spark, [change(0, "a"), change(1, "b"), change(2, "a", relation=2), moved])
+    assert (parts.table.rows, parts.table.incomplete) == (3, 1)
+
+    rows, left = parts.split_off(["a", "c", "x"])
+
+    assert keys_of(rows) == ["a", "d"]
+    assert left_in(left) == ["b"]
+    assert left.table.rows == 1
+    assert left.split_off(["a"])[0].num_rows == 0
+
+
+def test_rows_without_a_key_and_incomplete_rows_are_counted(spark: SparkSession) -> None:
+    keyless = log_row(1, (5, 3), "c", after={1: "a"})
+    partial = log_row(1, (5, 4), "u", key=["b"], after={1: "b"}, partial=True)
+    parts = folded_parts(spark, [keyless, partial, change(5, "c")])
+
+    assert (parts.table.rows, parts.table.keyless, parts.table.incomplete) == (3, 1, 1)
