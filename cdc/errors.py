@@ -47,6 +47,7 @@
     │   ├── UnknownRelation
     │   ├── UnreadableRow           the server cannot send a row of a table that is copied
     │   ├── CommitNotVisible        retried: the source does not show a committed change of a table's definition
+    │   ├── CopyExecutorFailed      exit 3: an executor of Spark cannot read chunks of a copy
     │   └── SnapshotInvalidated     retried: a table was truncated or rewritten after the snapshot was taken
     ├── SinkError             CDC-3xxx           a sink or one of its targets
     │   ├── ValueNotRepresentable   quarantine
@@ -655,6 +656,18 @@ class CommitNotVisible(SourceError):
     code = "CDC-2209"
     reaction = Reaction.RETRY
     remedy = "start the synchronous standby, or remove its name from synchronous_standby_names"
+
+
+class CopyExecutorFailed(SourceError):
+    """An executor of `cdc spark submit copy` cannot read chunks, or cannot hand them over; the reader reads them."""
+
+    code = "CDC-2210"
+    reaction = Reaction.RETRY
+    exit_code = ExitCode.ENVIRONMENT
+    remedy = (
+        "install cdc with its dependencies on every machine that runs executors, let them connect to source.dsn, and "
+        "set log.path to a directory or bucket that all machines share"
+    )
 
 
 class SinkError(CdcError):

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from threading import Condition, Event
-from typing import Final
+from typing import Final, TypeAlias
 
 import pyarrow as pa
 
@@ -28,6 +28,7 @@ from cdc import metrics
 from cdc.byte_queue import QueueClosed
 from cdc.failpoint import hit
 from cdc.log.disk_format import CommitInfo, CommitSource
+from cdc.log.encoded_chunk import PlacedChunk
 from cdc.log.retrying_writer import RetryingWriter
 from cdc.log.writer import EncodedFile, StagedFile, encode_files
 from cdc.log_row import LOG_SCHEMA
@@ -141,12 +142,16 @@ class CommitBoundary:
         )
 
 
+PendingItem: TypeAlias = pa.RecordBatch | PlacedChunk
+"""Rows that wait for a commit: in memory, or in a data file that an executor has encoded."""
+
+
 class PendingRows:
     """Rows in WAL order that wait for a commit: those of finished transactions, and those of the open transaction."""
 
     def __init__(self) -> None:
-        self._ready: list[pa.RecordBatch] = []
-        self._open: list[pa.RecordBatch] = []
+        self._ready: list[PendingItem] = []
+        self._open: list[PendingItem] = []
         self.ready_bytes = 0
         """Bytes of rows of finished transactions."""
         self.open_bytes = 0
@@ -183,7 +188,12 @@ class PendingRows:
             self._open.append(rest)
             self.open_bytes += share * rest.num_rows
 
-    def take_ready(self) -> tuple[list[pa.RecordBatch], CommitBoundary] | None:
+    def add_open(self, placed: PlacedChunk) -> None:
+        """Add rows of the open transaction that are encoded already."""
+        self._open.append(placed)
+        self.open_bytes += placed.nbytes
+
+    def take_ready(self) -> tuple[list[PendingItem], CommitBoundary] | None:
         """Remove all finished transactions, and return their rows and the boundary of their commit.
 
         Returns None if no transaction has finished since the last call.
@@ -195,12 +205,12 @@ class PendingRows:
         self.ready_bytes = 0
         return rows, end
 
-    def take_finished(self) -> list[pa.RecordBatch]:
+    def take_finished(self) -> list[PendingItem]:
         """Remove and return the rows of finished transactions, to write them to data files before their commit."""
         batches, self._ready, self.ready_bytes = self._ready, [], 0
         return batches
 
-    def take_open(self) -> list[pa.RecordBatch]:
+    def take_open(self) -> list[PendingItem]:
         """Remove and return the rows of the open transaction, to write them to data files before it ends."""
         batches, self._open, self.open_bytes = self._open, [], 0
         return batches
@@ -281,9 +291,13 @@ class CommitBatcher:
 
     # called by the encode stage
 
-    def add(self, arrived: DecodedRows, now: float) -> None:
+    def add(self, arrived: DecodedRows | PlacedChunk, now: float) -> None:
         """Add rows from the decode stage, and count a chunk of a copy when its transaction ends."""
         self._arrived_at = now
+        if isinstance(arrived, PlacedChunk):
+            self._pending.add_open(arrived)
+            self._is_copied = True
+            return
         self._pending.add(arrived)
         self._is_copied = self._is_copied or arrived.copied
         if self._is_copied and arrived.last is not None:
@@ -338,9 +352,12 @@ class CommitBatcher:
             self._trim_requested = False  # the append stage trims after every commit
             yield self._batch(*ready)
 
-    def _batch(self, rows: list[pa.RecordBatch], end: CommitBoundary | None) -> CommitBatch:
+    def _batch(self, items: list[PendingItem], end: CommitBoundary | None) -> CommitBatch:
+        rows = [item for item in items if isinstance(item, pa.RecordBatch)]
         files = encode_files(pa.Table.from_batches(rows, LOG_SCHEMA))
-        rows.clear()  # frees memory while the batch waits
+        files += [item.encode() for item in items if isinstance(item, PlacedChunk)]
+        items.clear()  # frees memory while the batch waits
+        rows.clear()
         self._yielded += 1
         self._is_staged = end is None
         return CommitBatch(files, end)

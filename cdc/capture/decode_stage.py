@@ -15,6 +15,7 @@ from cdc.capture.schema_tracker import CaptureFilter, SchemaTracker
 from cdc.capture.settings import SourceSettings
 from cdc.capture.spool import Spool
 from cdc.log.bucket_files import Root
+from cdc.log.encoded_chunk import PlacedChunk
 from cdc.log.reader import LogReader
 from cdc.log_row import DDL_PREFIX, WATERMARK_PREFIX
 from cdc.lsn import Lsn
@@ -129,8 +130,11 @@ class DecodeStage:
         self.spool.close()
         self._relations.close()
 
-    def rows(self, frames: FrameBatch) -> Iterator[DecodedRows]:
-        """Yield the log rows of the frames in commit order, with the rows of chunks whose watermark arrives."""
+    def rows(self, frames: FrameBatch) -> Iterator[DecodedRows | PlacedChunk]:
+        """Yield the log rows of the frames in commit order, with the rows of chunks whose watermark arrives.
+
+        Rows that an executor encoded are yielded as a PlacedChunk; they belong to the transaction of the next rows.
+        """
         for schema in self._relations.detect_drift():
             self._announce(schema)
         for whole in self.spool.committed(frames):
@@ -185,7 +189,7 @@ class DecodeStage:
             self._signals.store_rows(event.rows)
         yield event
 
-    def _insert_chunk(self, seen: WatermarkSeen) -> Iterator[DecodedRows]:
+    def _insert_chunk(self, seen: WatermarkSeen) -> Iterator[DecodedRows | PlacedChunk]:
         """Yield the rows of the chunk that the watermark closes, as rows of the watermark's own transaction."""
         schema, batches = self._windows.batches_at_watermark(seen)
         if schema is not None:
@@ -196,6 +200,10 @@ class DecodeStage:
             else:
                 self._decoder.define(schema, announce=False)
         for batch in batches:
+            if isinstance(batch, PlacedChunk):
+                self._decoder.leave_room(batch.rows)
+                yield batch
+                continue
             self._decoder.leave_room(batch.num_rows)
             yield DecodedRows(batch, 0, None, 0, 0, copied=True)
 

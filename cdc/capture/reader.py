@@ -24,6 +24,7 @@ from cdc.capture.slot_belongs_to_log import check_resume
 from cdc.errors import SourceError
 from cdc.failpoint import hit
 from cdc.log.disk_format import LogIdentity
+from cdc.log.encoded_chunk import PlacedChunk
 from cdc.log.maintenance_worker import RetentionWorker
 from cdc.log.reader import LogReader
 from cdc.log.retrying_writer import RetryingWriter
@@ -165,7 +166,7 @@ class _Session:
         self._windows = context.observers.windows
         self._durable, self._stream, self._decoding, self._appender = context.durable, stream, decoding, appender
         self._frames: ByteQueue[FrameBatch] = ByteQueue(FRAMES_WAITING)
-        self._rows: ByteQueue[DecodedRows] = ByteQueue(ROWS_WAITING)
+        self._rows: ByteQueue[DecodedRows | PlacedChunk] = ByteQueue(ROWS_WAITING)
         self._batches: ByteQueue[CommitBatch] = ByteQueue(3)  # each counts as 1: three wait while one is written
         self._batcher = CommitBatcher(settings.commit_bytes, settings.linger, context.durable, self._rows.wake)
         self._retention = RetentionWorker(settings.log, settings.retention, self._batcher.request_trim)

@@ -80,6 +80,12 @@ class Commands:
             row = session.get(CommandRow, command)
             return None if row is None else _command(row)
 
+    def finished(self, commands: Iterable[int]) -> list[Command]:
+        """Return those of the commands with these numbers that are finished."""
+        chosen = (CommandRow.id.in_(list(commands)), CommandRow.state != CommandState.PENDING.value)
+        with self._database.reading() as session:
+            return [_command(row) for row in session.scalars(select(CommandRow).where(*chosen))]
+
     def record(self, command: int, result: Mapping[str, Any]) -> None:
         """Store the progress of a pending command; does nothing if the command is finished or unknown."""
         with self._database.writing() as session:

@@ -44,4 +44,9 @@ def load_kernels() -> None:
     LsnCheck(Lsn(0)).checked(_NONE)
     for _ in ColumnarDecoder().decode(_NONE):
         pass
+    load_copy_kernels()
+
+
+def load_copy_kernels() -> None:
+    """Compile the kernels that decode the rows of a COPY, or load them from the cache."""
     CopyDecoder(_TABLE, position=Position(0), xid=0, committed_at=0, first_ordinal=0).feed(b"any\n")

@@ -70,7 +70,12 @@ def copy_text_repair(dsn: str, policy: Undecodable) -> RepairLines:
     If the database is not SQL_ASCII, the lines stay unchanged.
     """
     with connect(dsn, application_name="cdc encoding") as conn:
-        raw = is_sql_ascii(conn)
+        return copy_text_repair_of(conn, policy)
+
+
+def copy_text_repair_of(conn: psycopg.Connection, policy: Undecodable) -> RepairLines:
+    """Return the function of `copy_text_repair` for the database of a connection."""
+    raw = is_sql_ascii(conn)
     return lambda schema: CopyTextRepair(policy, schema) if raw else unchanged
 
 

@@ -56,6 +56,10 @@ class Visibility:
         xmin, xmax, running = text.split(":")
         return cls(int(xmin), int(xmax), frozenset(map(int, filter(None, running.split(",")))))
 
+    def __str__(self) -> str:
+        """Return the text that `parse` reads."""
+        return f"{self.xmin}:{self.xmax}:{','.join(map(str, sorted(self.running)))}"
+
     def sees(self, xids: np.ndarray) -> np.ndarray:
         """Return a boolean array: true for each transaction that the snapshot sees.
 

@@ -9,6 +9,8 @@ has them.
 
 Progress is recorded when rows are durable in the log. A restarted reader reads only the chunks that are not durable; a
 key list starts again from its beginning.
+
+While executors are offered, they read the chunks of a table that is read by blocks (see `executor_chunks.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from cdc.postgres.chunk_queries import KeyBounds, estimate_rows, stored_tables, 
 from cdc.postgres.publication import published_schema, wait_for_older_transactions
 from cdc.snapshot.backfill_documents import BackfillRequest, BackfillState, TableBackfillState
 from cdc.snapshot.chunk_copier import ChunkCopier, CopyContext, CopyStopped
-from cdc.snapshot.chunk_plan import BlockPlan, ChunkPlan, ChunkResult, KeyListPlan, KeyRangePlan
+from cdc.snapshot.chunk_plan import BlockPlan, ChunkLimits, ChunkPlan, ChunkResult, KeyListPlan, KeyRangePlan
 from cdc.snapshot.chunk_sender import (
     complete_table_chunk,
     end_of_copy_chunk,
@@ -36,6 +38,7 @@ from cdc.snapshot.chunk_sender import (
     schema_from_catalog,
     with_state,
 )
+from cdc.snapshot.executor_exchange import ExecutorReads, ExecutorsChanged, executor_limits
 from cdc.snapshot.missing_base_rows import keys_without_base, moved_keys_without_base
 from cdc.snapshot.watermark_window import Chunk
 from cdc.table import ADDED, CAPTURED, TableSchema, TableState
@@ -95,6 +98,8 @@ class Backfill:
         self._lock, self._changed = Lock(), Event()
         self._recorded: dict[str, Any] = {}
         self._budget, self._unrecorded = context.new_budget(), 0
+        self._executor_tasks = 0
+        """Number of tasks at a time by which executors read the present table; 0 if the reader reads it."""
 
     def run(self, tables: list[TableSchema]) -> None:
         """Copy all tables that are not yet complete, the largest first.
@@ -166,6 +171,7 @@ class Backfill:
         if since is None:
             since = done.since = int(context.sender.durable_position)
             self._record()
+        self._executor_tasks = self._offered_tasks()
         plan = self._plan(schema, done)
         self._copy(schema, done, plan)
         if not isinstance(plan, KeyListPlan):
@@ -205,8 +211,20 @@ class Backfill:
         if request.where is None and request.first is None and request.last is None:
             stored = stored_tables(self._conns[0], schema.oid)
             if stored is not None:
-                return BlockPlan(done, stored, limits)
+                return BlockPlan(done, stored, self._block_limits())
         return KeyRangePlan(done, KeyBounds(first=request.first, last=request.last, where=request.where), limits)
+
+    def _offered_tasks(self) -> int:
+        """Return the number of tasks at a time by which executors may read; 0 if the reader must read.
+
+        Executors write rows for all sinks, so they do not read for a single one.
+        """
+        return self._context.executors.slots if self._request.sink is None else 0
+
+    def _block_limits(self) -> ChunkLimits:
+        if not self._executor_tasks:
+            return self._context.limits
+        return executor_limits(self._executor_tasks, self._request.rate, self._context.rate_limit.bytes_per_second)
 
     def _start_of_copy_chunk(self, version: TableSchema) -> Chunk:
         """Return the chunk that begins a full copy: one row, which contains the current schema version.
@@ -229,7 +247,10 @@ class Backfill:
         self._control.count(schema.topic, placed.rows)
 
     def _copy(self, schema: TableSchema, done: TableBackfillState, plan: ChunkPlan) -> None:
-        """Copy all chunks of a plan over all connections, or over one if the plan is not parallel."""
+        """Copy all chunks of a plan over all connections, or over one if the plan is not parallel.
+
+        Chunks of block ranges are read by executors, if there are any. Raises ExecutorsChanged if their number changes.
+        """
         began = time.monotonic() - done.seconds
 
         def on_durable(read: ChunkResult, rows: int) -> None:
@@ -241,14 +262,18 @@ class Backfill:
             self._control.count(schema.topic, rows)
             self._changed.set()
 
-        self._budget, self._unrecorded = self._context.new_budget(), 0
-        readers = [self._chunk_copier(schema, n) for n in range(len(self._conns) if plan.parallel else 1)]
+        tasks = self._executor_tasks if isinstance(plan, BlockPlan) else 0
+        self._budget, self._unrecorded = self._context.new_budget(tasks), 0
+        if tasks:
+            readers = [self._executor_copier(schema, n) for n in range(tasks)]
+        else:
+            readers = [self._chunk_copier(schema, n) for n in range(len(self._conns) if plan.parallel else 1)]
         try:
             # low priority: the stream's threads process changes and these rows, and must not wait for this pool
             with ThreadPoolExecutor(len(readers), "copy", lower_thread_priority, (NICE_INCREMENT,)) as pool:
                 running = {pool.submit(reader.copy, plan, self._budget, on_durable) for reader in readers}
                 try:
-                    self._oversee(running)
+                    self._oversee(running, tasks if isinstance(plan, BlockPlan) else None)
                 finally:
                     self._context.gate.close()
                     _cancel_queries(readers, running)
@@ -256,8 +281,11 @@ class Backfill:
             self._context.gate.reset()
             self._record()
 
-    def _oversee(self, running: set[Future[None]]) -> None:
-        """Record durable chunks, and carry out requests to pause or cancel, until all chunk copiers have ended."""
+    def _oversee(self, running: set[Future[None]], tasks: int | None) -> None:
+        """Record durable chunks, and carry out requests to pause or cancel, until all chunk copiers have ended.
+
+        Raises ExecutorsChanged if executors may read the chunks, and no longer offer this number of tasks.
+        """
         for future in running:
             future.add_done_callback(lambda _: self._changed.set())
         checked = time.monotonic()
@@ -267,6 +295,8 @@ class Backfill:
             self._record()
             if time.monotonic() - checked >= CHECK_EVERY:
                 self._apply_directive()
+                if tasks is not None and tasks != self._offered_tasks():
+                    raise ExecutorsChanged
                 checked = time.monotonic()
             for future in [future for future in running if future.done()]:
                 running.discard(future)
@@ -274,6 +304,16 @@ class Backfill:
 
     def _chunk_copier(self, schema: TableSchema, number: int) -> ChunkCopier:
         return ChunkCopier(self._conns[number], self._context, schema.relation, self._request.sink)
+
+    def _executor_copier(self, schema: TableSchema, number: int) -> ChunkCopier:
+        context = self._context
+        reads = ExecutorReads(
+            tasks=context.executors,
+            publication=context.publication,
+            server=context.server,
+            limits=self._block_limits(),
+        )
+        return ChunkCopier(self._conns[number % len(self._conns)], context, schema.relation, None, reads)
 
     def _wait_while_paused(self) -> None:
         """Wait while the backfill is paused; raise CopyStopped if it must end."""

@@ -32,6 +32,7 @@ from cdc.snapshot.chunk_plan import ChunkLimits
 from cdc.snapshot.chunk_sender import ChunkSender, ReaderLink
 from cdc.snapshot.copy_limits import CopyRateLimit, PauseGate
 from cdc.snapshot.debezium_signals import Signals
+from cdc.snapshot.executor_exchange import ExecutorsChanged, ExecutorTasks
 from cdc.snapshot.missing_base_rows import unconfirmed_xids
 from cdc.snapshot.publication_sync import (
     PublicationSync,
@@ -202,6 +203,9 @@ class BackfillWorker(Thread):
                 progress.state = "cancelled"
                 self._finish_incomplete(catalog, command.id, progress)
             return
+        except ExecutorsChanged:
+            log.info("executors of Spark joined or left the backfill; the reader continues it", id=command.id)
+            return
         except CdcError as exc:
             is_temporary = exc.reaction is Reaction.RETRY
             event = "backfill interrupted; the reader continues it" if is_temporary else "backfill failed"
@@ -259,6 +263,7 @@ class BackfillWorker(Thread):
                 for conn in conns:
                     check_same_server(server_start(conn), server_start(primary))
             stream = ChunkSender(primary, self._link)
+            executors = opened.enter_context(ExecutorTasks(catalog, definition.name, root))
             context = CopyContext(
                 sender=stream,
                 publication=source.publication.name,
@@ -269,6 +274,8 @@ class BackfillWorker(Thread):
                 max_chunks=definition.snapshot.parallel + CHUNKS_AHEAD,
                 log=root,
                 stop=self._stop_event,
+                executors=executors,
+                server=server_start(conns[0]),
             )
             control = BackfillControl(
                 directive=lambda: self._directive(catalog, job),

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from threading import Event
-from typing import Any, Final
+from typing import Any, Final, Protocol
 from uuid import uuid4
 
 import pyarrow as pa
@@ -21,7 +22,6 @@ from cdc.errors import ConfigError, SnapshotInvalidated
 from cdc.failpoint import hit
 from cdc.log.bucket_files import Root
 from cdc.log_row import LOG_SCHEMA, Operation
-from cdc.pgoutput.copy_decoder import CopyDecoder
 from cdc.position import Position
 from cdc.postgres.backfill_selection import bounded_read, missing_keys
 from cdc.postgres.chunk_queries import (
@@ -33,10 +33,10 @@ from cdc.postgres.chunk_queries import (
     table_query,
 )
 from cdc.postgres.connection import cancel_statement, is_standby
-from cdc.postgres.copy_in_snapshot import copy_rows
 from cdc.postgres.publication import published_schema
 from cdc.postgres.sql_ascii import RepairLines
-from cdc.snapshot.chunk_plan import IDLE_FACTOR, ChunkLimits, ChunkPlan, ChunkRange, ChunkResult
+from cdc.snapshot.chunk_plan import ChunkLimits, ChunkPlan, ChunkRange, ChunkResult
+from cdc.snapshot.chunk_rows import ChunkRows, ChunkTooLarge, NotRead, SeesAll, read_rows
 from cdc.snapshot.chunk_sender import (
     WATERMARK_TIMEOUT,
     ChunkSender,
@@ -45,6 +45,7 @@ from cdc.snapshot.chunk_sender import (
     schema_from_catalog,
 )
 from cdc.snapshot.copy_limits import ChunkBudget, CopyRateLimit, PauseGate
+from cdc.snapshot.executor_exchange import ExecutorTasks
 from cdc.snapshot.watermark_window import WINDOW_LIMIT, Chunk, PlacedRows
 from cdc.table import CAPTURED, TableSchema
 
@@ -76,10 +77,6 @@ class CopyStopped(Exception):
     """Raised to end a copy: the copy was cancelled, or the reader stops."""
 
 
-class ChunkTooLarge(Exception):
-    """Raised for a chunk that needs more memory than the limit of a chunk."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyContext:
     """Objects and limits that all connections of a copy share."""
@@ -94,9 +91,14 @@ class CopyContext:
     """Maximum number of chunks of one table that are being read or not yet recorded as durable."""
     log: Root
     stop: Event
+    executors: ExecutorTasks
+    server: str
+    """Start time of the source server."""
 
-    def new_budget(self) -> ChunkBudget:
-        """Return a new chunk budget for one table or one key list."""
+    def new_budget(self, executor_tasks: int = 0) -> ChunkBudget:
+        """Return a new chunk budget for one table or one key list, which executors read if there are any."""
+        if executor_tasks:
+            return ChunkBudget(executor_tasks + min(executor_tasks, CHUNKS_AHEAD))
         return ChunkBudget(self.max_chunks)
 
 
@@ -109,11 +111,24 @@ class _SentChunk:
     placed: PlacedRows | None = None
 
 
-class ChunkCopier:
-    """Reads the chunks of one table over one connection and sends them into the stream; not thread-safe."""
+class RemoteReads(Protocol):
+    """Reads chunks by another process than the reader."""
 
-    def __init__(self, conn: Any, context: CopyContext, relation: int, address: str | None) -> None:
-        self._conn, self._context = conn, context
+    def read(self, schema: TableSchema, part: ChunkRange, sees_all: SeesAll) -> ChunkRows | NotRead:
+        """Read the chunk. Raises ChunkTooLarge, and the errors of the other process."""
+
+    def cancel(self) -> None:
+        """Make a running `read` end, from another thread."""
+
+
+class ChunkCopier:
+    """Reads the chunks of one table and sends them into the stream; not thread-safe."""
+
+    def __init__(
+        self, conn: Any, context: CopyContext, relation: int, address: str | None, remote: RemoteReads | None = None
+    ) -> None:
+        """`conn` reads the chunks, or only the system catalogs of Postgres if `remote` reads the chunks."""
+        self._conn, self._context, self._remote = conn, context, remote
         self._relation, self._address = relation, address
         self._waiting: deque[_SentChunk] = deque()
         self._placed: deque[_SentChunk] = deque()
@@ -121,6 +136,8 @@ class ChunkCopier:
 
     def cancel_query(self) -> None:
         """Cancel the running query, from another thread than the one that copies; do nothing if none runs."""
+        if self._remote is not None:
+            self._remote.cancel()
         cancel_statement(self._conn)
 
     def copy(self, plan: ChunkPlan, budget: ChunkBudget, on_durable: Callable[[ChunkResult, int], None]) -> None:
@@ -148,7 +165,12 @@ class ChunkCopier:
             self._report_durable(on_durable)
 
     def _is_busy(self) -> bool:
-        """Return True if the stream has received rows since this connection began its last chunk."""
+        """Return True if the stream has received rows since this connection began its last chunk.
+
+        It is never busy for chunks that are encoded already: to insert them takes almost no time.
+        """
+        if self._remote is not None:
+            return False
         return not self._is_idle or self._context.sender.windows.streamed_rows != self._streamed
 
     def _read_and_send(self, part: ChunkRange, plan: ChunkPlan) -> bool:
@@ -212,7 +234,7 @@ class ChunkCopier:
     def _everything(self, schema: TableSchema) -> pa.Table:
         try:
             query = table_query(self._conn, schema, self._context.publication)
-            return self._rows(schema, query, KEYLESS_BYTES)[0]
+            return read_rows(self._conn, query, schema, self._context.repair(schema), KEYLESS_BYTES).table
         except ChunkTooLarge:
             raise ConfigError(
                 f"table {schema.topic!r} cannot be copied: it has no key and more than {KEYLESS_BYTES >> 20} MiB "
@@ -240,7 +262,7 @@ class ChunkCopier:
             hit("chunk_durable")
 
     def _send(self, part: ChunkRange) -> _SentChunk:
-        context, leaf = self._context, part.rows.leaf if isinstance(part.rows, BlockRange) else None
+        context, read = self._context, self._read if self._remote is None else self._remote.read
         while True:
             if not context.gate.wait_until_open():
                 raise CopyStopped
@@ -248,19 +270,15 @@ class ChunkCopier:
             schema = context.sender.windows.open_window(token, self._relation, WATERMARK_TIMEOUT)
             if schema is None or schema.state not in CAPTURED:
                 raise not_copyable_error(schema)
-            with (
-                context.sender.windows.discard_on_error(token),
-                snapshot_transaction(self._conn, schema, leaf) as visibility,
-            ):
-                known = has_columns(self._conn, schema)
-                seen = context.sender.windows.sees_all(token, visibility)
-                rows, nbytes = self._read(schema, part) if seen and known else (LOG_SCHEMA.empty_table(), 0)
-            if seen and known:
+            with context.sender.windows.discard_on_error(token):
+                rows = read(schema, part, partial(context.sender.windows.sees_all, token))
+            if isinstance(rows, ChunkRows):
                 break
-            context.stop.wait(VISIBILITY_PAUSE) if known else self._renew()
+            context.stop.wait(VISIBILITY_PAUSE) if rows is NotRead.NOT_VISIBLE else self._renew()
         hit("chunk_read")
-        context.sender.send(token, Chunk(schema.relation, schema.topic, rows, address=self._address))
-        context.rate_limit.throttle(rows.num_rows, nbytes)
+        chunk = Chunk(schema.relation, schema.topic, rows.table, address=self._address, encoded=rows.encoded)
+        context.sender.send(token, chunk)
+        context.rate_limit.throttle(rows.count, rows.text_bytes)
         before, self._streamed = self._streamed, context.sender.windows.streamed_rows
         self._is_idle = self._streamed == before
         return _SentChunk(token, ChunkResult.of(part, rows, is_idle=self._is_idle))
@@ -282,31 +300,26 @@ class ChunkCopier:
 
         stream.place_chunk(self._relation, build_schema)
 
-    def _read(self, schema: TableSchema, part: ChunkRange) -> tuple[pa.Table, int]:
-        """Return the rows of a range, and the number of bytes that COPY sent for them."""
-        conn, publication, span = self._conn, self._context.publication, part.rows
-        limit = None if part.is_smallest else (IDLE_FACTOR + 1) * self._context.limits.nbytes
-        if isinstance(span, BlockRange):
-            return self._rows(schema, block_range_query(conn, schema, span, publication), limit)
-        with bounded_read(conn, schema, span.where):
-            rows, nbytes = self._rows(schema, key_range_query(conn, schema, span, part.limit, publication), limit)
-        if part.delete_missing and span.keys is not None:
-            rows = pa.concat_tables([rows, deletion_rows(schema, missing_keys(conn, schema, span.keys, publication))])
-        return rows, nbytes
+    def _read(self, schema: TableSchema, part: ChunkRange, sees_all: SeesAll) -> ChunkRows | NotRead:
+        """Read a chunk over the connection."""
+        leaf = part.rows.leaf if isinstance(part.rows, BlockRange) else None
+        with snapshot_transaction(self._conn, schema, leaf) as visibility:
+            if not has_columns(self._conn, schema):
+                return NotRead.OTHER_COLUMNS
+            return self._rows_of(schema, part) if sees_all(visibility) else NotRead.NOT_VISIBLE
 
-    def _rows(self, schema: TableSchema, query: Any, limit: int | None) -> tuple[pa.Table, int]:
-        decoder = CopyDecoder(schema, position=Position(0), xid=0, committed_at=0, first_ordinal=0)
-        repair, batches = self._context.repair(schema), list[pa.RecordBatch]()
-        text_bytes = arrow_bytes = 0
-        for lines in copy_rows(self._conn, query, schema):
-            text_bytes += len(lines)
-            if (batch := decoder.feed(repair(lines))) is not None:
-                batches.append(batch)
-                arrow_bytes += batch.nbytes
-                if limit is not None and arrow_bytes > limit:
-                    raise ChunkTooLarge
-        decoder.finish()
-        return pa.Table.from_batches(batches, LOG_SCHEMA), text_bytes
+    def _rows_of(self, schema: TableSchema, part: ChunkRange) -> ChunkRows:
+        conn, publication, span = self._conn, self._context.publication, part.rows
+        limit, repair = self._context.limits.bytes_of(part), self._context.repair(schema)
+        if isinstance(span, BlockRange):
+            return read_rows(conn, block_range_query(conn, schema, span, publication), schema, repair, limit)
+        with bounded_read(conn, schema, span.where):
+            query = key_range_query(conn, schema, span, part.limit, publication)
+            rows = read_rows(conn, query, schema, repair, limit)
+        if part.delete_missing and span.keys is not None:
+            deletions = deletion_rows(schema, missing_keys(conn, schema, span.keys, publication))
+            rows = replace(rows, table=pa.concat_tables([rows.table, deletions]))
+        return rows
 
 
 def _position(placed_chunk: _SentChunk) -> Position:

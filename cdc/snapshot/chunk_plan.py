@@ -13,10 +13,9 @@ from itertools import pairwise
 from threading import Lock
 from typing import Final, Protocol, Self
 
-import pyarrow as pa
-
 from cdc.postgres.chunk_queries import BlockRange, KeyBounds, StoredTable
 from cdc.snapshot.backfill_documents import Blocks, TableBackfillState
+from cdc.snapshot.chunk_rows import ChunkRows
 
 FIRST_ROWS: Final = 5_000
 """Maximum number of rows in the first chunk by key; the size of later chunks depends on how wide these rows are."""
@@ -45,6 +44,10 @@ class ChunkLimits:
     rows: int
     nbytes: int
     """Maximum size of the rows in Arrow format, in bytes."""
+
+    def bytes_of(self, part: ChunkRange) -> int | None:
+        """Return the size in bytes above which a range is split instead of copied; None if it cannot be split."""
+        return None if part.is_smallest else (IDLE_FACTOR + 1) * self.nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +84,9 @@ class ChunkResult:
     """True if the stream received no rows while the chunk was read; a larger chunk would then delay no change."""
 
     @classmethod
-    def of(cls, part: ChunkRange, rows: pa.Table, *, is_idle: bool = False) -> Self:
-        """Return the result for a range and the rows (in LOG_SCHEMA) that were read for it."""
-        key = rows["key"][-1].as_py() if rows.num_rows else None
-        return cls(part, rows.num_rows, rows.nbytes, None if key is None else tuple(key), is_idle)
+    def of(cls, part: ChunkRange, rows: ChunkRows, *, is_idle: bool = False) -> Self:
+        """Return the result for a range and the rows that were read for it."""
+        return cls(part, rows.count, rows.nbytes, rows.last_key, is_idle)
 
 
 class ChunkPlan(Protocol):

@@ -93,6 +93,11 @@ class CopyRateLimit:
         self._due = self._standby_due = 0.0
         self._reason: str | None = None
 
+    @property
+    def bytes_per_second(self) -> int | None:
+        """Maximum number of bytes of row text per second; None for no maximum."""
+        return self._load.bytes_per_second
+
     def throttle(self, rows: int, nbytes: int) -> None:
         """Count the rows and bytes of a chunk that was read, and wait until the limits allow the next chunk."""
         seconds = max(rows / (self._rows or float("inf")), nbytes / (self._load.bytes_per_second or float("inf")))

@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from cdc.errors import SnapshotInvalidated
+from cdc.log.encoded_chunk import EncodedChunk, PlacedChunk
 from cdc.log_row import Operation, RowOrder, control_row, generation_payload
 from cdc.pgoutput.decoder_events import DecodedRows, WatermarkSeen
 from cdc.position import Position
@@ -27,6 +28,7 @@ from cdc.snapshot.window_merge import (
     KEYED_COLUMNS,
     KEYLESS_COLUMNS,
     has_schema_change,
+    merge_encoded,
     merge_keyed,
     rows_at_position,
     rows_of_relation,
@@ -72,6 +74,8 @@ class Chunk:
 
     The rows of such a chunk replace all earlier rows of the table.
     """
+    encoded: EncodedChunk | None = None
+    """Rows of a table with a key that an executor encoded, in place of `rows`; None for any other chunk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,16 @@ class PlacedRows:
 
     The window then contained a schema change, or more bytes of changes than WINDOW_LIMIT.
     """
+
+
+@dataclass(frozen=True, slots=True)
+class _MergedChunk:
+    """What a watermark inserts for the rows of a chunk."""
+
+    tables: list[pa.Table]
+    """Rows of the chunk; for a source table without a key, then the changes of the window that must be repeated."""
+    groups: tuple[int, ...] = ()
+    """Row groups of an encoded chunk that no change of the window concerns; they precede the tables."""
 
 
 @dataclass(slots=True)
@@ -119,26 +133,29 @@ class _Window:
         else:
             self.rows.append(found)
 
-    def merge(self, chunk: Chunk) -> list[pa.Table] | None:
-        """Return the tables of rows to insert for a chunk, or None if the chunk must be read again.
-
-        The first table contains the merged rows of the chunk. For a source table without a key, a second table may
-        follow. It contains the changes of the window that must be repeated after the chunk.
-        """
+    def merge(self, chunk: Chunk) -> _MergedChunk | None:
+        """Return what to insert for a chunk, or None if the chunk must be read again."""
         if chunk.schema is not None and self.schema_changed:  # the stream's version is the newer one
             return None
-        if chunk.visibility is None and not chunk.rows.num_rows:
-            return [chunk.rows]
+        if chunk.visibility is None and not chunk.rows.num_rows and chunk.encoded is None:
+            return _MergedChunk([chunk.rows])
         if self.nbytes > WINDOW_LIMIT:
             return None
         if not self.rows:
-            return [chunk.rows]
-        window = pa.concat_tables(self.rows)
+            return _MergedChunk([chunk.rows], _all_groups(chunk.encoded))
+        return self._merge_changes(chunk, pa.concat_tables(self.rows))
+
+    @staticmethod
+    def _merge_changes(chunk: Chunk, window: pa.Table) -> _MergedChunk | None:
+        """Return what to insert for a chunk whose window contains changes, or None if it must be read again."""
+        if chunk.encoded is not None:
+            merged = merge_encoded(chunk.encoded, window)
+            return None if merged is None else _MergedChunk([merged[1]], merged[0])
         if chunk.visibility is None:
             rows = merge_keyed(chunk.rows, window)
-            return None if rows is None else [rows]
+            return None if rows is None else _MergedChunk([rows])
         follows = unseen_rows(window, chunk.visibility)
-        return None if follows is None else [chunk.rows, follows]
+        return None if follows is None else _MergedChunk([chunk.rows, follows])
 
 
 @dataclass(slots=True)
@@ -218,11 +235,13 @@ class WatermarkWindows:
         with self._changed:
             return content.decode(errors="replace") in self._windows
 
-    def batches_at_watermark(self, seen: WatermarkSeen) -> tuple[TableSchema | None, Iterable[pa.RecordBatch]]:
+    def batches_at_watermark(
+        self, seen: WatermarkSeen
+    ) -> tuple[TableSchema | None, Iterable[pa.RecordBatch | PlacedChunk]]:
         """Merge the chunk of a watermark; return the chunk's schema version (None if it has none) and the merged rows.
 
         The caller inserts the rows into the stream. If no chunk is registered, or the chunk must be read again, return
-        None and no rows.
+        None and no rows. Row groups that an executor encoded come first.
         """
         with self._changed:
             window = self._windows.get(seen.content.decode(errors="replace"))
@@ -230,7 +249,9 @@ class WatermarkWindows:
                 return None, []
             chunk, window.chunk = window.chunk, None
             merged, window.rows = window.merge(chunk), []
-            count = merged[0].num_rows if merged else 0
+            placed = _placed_groups(chunk, merged, seen) if merged is not None else None
+            count = merged.tables[0].num_rows if merged is not None else 0
+            count += placed.rows if placed is not None else 0
             window.outcome = PlacedRows(seen.position, count, must_read_again=merged is None)
             self._changed.notify_all()
             if merged is None:
@@ -238,8 +259,10 @@ class WatermarkWindows:
             if chunk.schema is not None:
                 schema = chunk.schema.following(self._schemas.get(chunk.relation))
                 chunk, self._schemas[chunk.relation] = replace(chunk, schema=schema), schema
-            first_row = RowOrder(int(seen.position), seen.ordinal, seen.xid, seen.committed_at)
-            return chunk.schema, _batches_at(chunk, merged, first_row, window.after)
+            if placed is not None:  # a chunk of rows alone, without control rows
+                first_row = replace(placed.first, ordinal=placed.first.ordinal + placed.rows)
+                return None, [placed, *_batches_at(chunk, merged.tables, first_row, window.after)]
+            return chunk.schema, _batches_at(chunk, merged.tables, _row_order(seen), window.after)
 
     # called by the copying threads
 
@@ -370,6 +393,21 @@ class WatermarkWindows:
             self._open_transaction.batches.append(rows)
 
 
+def _all_groups(encoded: EncodedChunk | None) -> tuple[int, ...]:
+    return () if encoded is None else tuple(range(len(encoded.group_rows)))
+
+
+def _placed_groups(chunk: Chunk, merged: _MergedChunk, seen: WatermarkSeen) -> PlacedChunk | None:
+    """Return the row groups of an encoded chunk at the place of a watermark; None if there are none to insert."""
+    if chunk.encoded is None or not merged.groups:
+        return None
+    return PlacedChunk(chunk.encoded, merged.groups, _row_order(seen))
+
+
+def _row_order(seen: WatermarkSeen) -> RowOrder:
+    return RowOrder(int(seen.position), seen.ordinal, seen.xid, seen.committed_at)
+
+
 def _distinct_of_all(xids: list[np.ndarray]) -> np.ndarray:
     return np.unique(np.concatenate(xids)) if xids else np.empty(0, np.int64)
 
@@ -383,7 +421,7 @@ def _distinct(xids: pa.Array) -> np.ndarray:
 def _batches_at(chunk: Chunk, merged: list[pa.Table], first_row: RowOrder, after: Position) -> Iterator[pa.RecordBatch]:
     """Yield the batches in LOG_SCHEMA to insert for a chunk; `first_row` has their position and first ordinal.
 
-    `merged` is the result of `_Window.merge`, and `after` is the position at which the window opened.
+    `merged` are the tables of `_Window.merge`, and `after` is the position at which the window opened.
     """
     for rows, address in _tables_at(chunk, merged, first_row, after):
         yield from rows_at_position(rows, first_row, address)

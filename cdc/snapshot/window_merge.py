@@ -34,6 +34,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc.log.encoded_chunk import EncodedChunk
 from cdc.log_row import LOG_SCHEMA, Operation, RowOrder
 from cdc.postgres.visibility import Visibility
 
@@ -70,6 +71,25 @@ def merge_keyed(chunk: pa.Table, window: pa.Table) -> pa.Table | None:
     chunk = chunk.filter(pc.invert(overruled))
     partial = rows.filter(pc.and_(rows["partial"], pc.invert(pc.is_in(keys, decided.combine_chunks()))))
     return _overlay_partial(chunk, partial) if partial.num_rows else chunk
+
+
+def merge_encoded(chunk: EncodedChunk, window: pa.Table) -> tuple[tuple[int, ...], pa.Table] | None:
+    """Return the row groups of a chunk that the window left unchanged, and the merged rows of the other row groups.
+
+    A row group is decoded only if the window contains a change of one of its keys. `window` is as in `merge_keyed`.
+    Returns None after a schema change in the window: the chunk must then be read again.
+    """
+    if has_schema_change(window):
+        return None
+    if _any(pc.equal(window["op"], Operation.TRUNCATE.value)):
+        return (), LOG_SCHEMA.empty_table()
+    keys = _key_texts(window["key"].drop_null()).combine_chunks()
+    changed, unchanged = list[int](), list[int]()
+    for number, group_keys in enumerate(chunk.group_keys()):
+        is_changed = len(keys) > 0 and _any(pc.is_in(_key_texts(group_keys), keys))
+        (changed if is_changed else unchanged).append(number)
+    rows = merge_keyed(chunk.table(changed), window)
+    return None if rows is None else (tuple(unchanged), rows)
 
 
 def unseen_rows(window: pa.Table, visibility: Visibility) -> pa.Table | None:

@@ -7,17 +7,18 @@ from collections import Counter
 from dataclasses import asdict, replace
 from random import Random
 
-import pyarrow as pa
 import pytest
 
+from cdc.log_row import LOG_SCHEMA
 from cdc.postgres.chunk_queries import BlockRange, StoredTable
 from cdc.postgres.tables import TableName
 from cdc.snapshot.backfill_documents import TableBackfillState
 from cdc.snapshot.chunk_plan import BlockPlan, ChunkLimits, ChunkRange, ChunkResult
+from cdc.snapshot.chunk_rows import ChunkRows
 
 LIMITS = ChunkLimits(rows=60, nbytes=1 << 20)
 LEAVES = [StoredTable(number, TableName("shop", f"leaf{number}"), 7, 90 + number) for number in (1, 2)]
-NOTHING = pa.table({"key": pa.array([], pa.list_(pa.string()))})
+NOTHING = ChunkRows(LOG_SCHEMA.empty_table(), 0, 0)
 
 
 def blocks_of(part: ChunkRange) -> list[tuple[int, int, tuple[int, int] | None]]:

@@ -54,6 +54,7 @@ def test_a_version_that_a_chunk_brings_holds_from_its_watermark_on(windows: Wate
     assert windows.open_window("two", ORDERS.relation, 0.0) == ORDERS
     schema, (row,) = windows.batches_at_watermark(WatermarkSeen(b"one", Position(200), 0, 7, 5))
     assert schema == FOLLOWING
+    assert isinstance(row, pa.RecordBatch)
     assert row["op"].to_pylist() == ["s"]
     assert windows.open_window("three", ORDERS.relation, 0.0) == FOLLOWING
 
@@ -138,7 +139,7 @@ def whole(rows: pa.Table, visibility: Visibility, **said: Any) -> Chunk:
 
 def placed(windows: WatermarkWindows, position: int, token: str = "one") -> list[dict[str, Any]]:
     _, found = windows.batches_at_watermark(WatermarkSeen(token.encode(), Position(position), 3, 99, 5))
-    return [row for batch in found for row in batch.to_pylist()]
+    return [row for batch in found if isinstance(batch, pa.RecordBatch) for row in batch.to_pylist()]
 
 
 @examples(30)

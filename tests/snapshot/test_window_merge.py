@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cdc.log.encoded_chunk import EncodedChunk
+from cdc.log.table_io import encode
 from cdc.log_row import LOG_SCHEMA, RowOrder
 from cdc.snapshot.chunk_copier import deletion_rows
-from cdc.snapshot.window_merge import merge_keyed, rows_at_position, rows_of_relation
+from cdc.snapshot.window_merge import merge_encoded, merge_keyed, rows_at_position, rows_of_relation
 from cdc.table import Column, ReplicaIdentity, TableSchema
 from tests.fixtures.examples import examples
 
@@ -196,6 +198,32 @@ def test_listed_keys_leave_a_true_target_true_and_mend_whatever_another_hand_did
     assert {k: v for k, v in found.items() if k not in moved} == {
         k: v for k, v in source.states[watermark].items() if k not in moved
     }
+
+
+@often
+@given(CHANGES, st.data(), st.integers(1, 4))
+def test_row_groups_that_an_executor_encoded_are_merged_as_the_rows_of_the_chunk(changes, data, group):
+    source = lived(changes)
+    received, seen, watermark = moments(data, source)
+    chunk = chunk_of(source.states[seen])
+    told = window([row for row in source.told if row["position"] <= watermark], received)
+    encoded = EncodedChunk.parse(bytes(encode(chunk, group=group)), RELATION)
+
+    merged, expected = merge_encoded(encoded, told), merge_keyed(chunk, told)
+
+    assert merged is not None
+    assert expected is not None
+    groups, rows = merged
+    found = [*encoded.table(groups).to_pylist(), *rows.to_pylist()]
+    assert sorted(found, key=by_key) == sorted(expected.to_pylist(), key=by_key)
+    if "t" not in told["op"].to_pylist():
+        changed = {key for (key,) in told["key"].drop_null().to_pylist()}
+        keys = [[key for (key,) in keys.to_pylist()] for keys in encoded.group_keys()]
+        assert list(groups) == [number for number, own in enumerate(keys) if changed.isdisjoint(own)]
+
+
+def by_key(row: dict[str, Any]) -> str:
+    return str(row["key"])
 
 
 @pytest.mark.parametrize("said", ["short", "full", "delete", "truncate"])
