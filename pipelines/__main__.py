@@ -1,6 +1,6 @@
 """The command line `python -m pipelines VERB -c FILE`. Some commands of cdc run it as a child process.
 
-The verbs are apply, verify, replay, compact, check and move.
+The verbs are apply, verify, replay, compact, copy, check and move.
 """
 
 from __future__ import annotations
@@ -95,13 +95,22 @@ def _parser() -> argparse.ArgumentParser:
         "--everything", "--all", action="store_true", help="also fold the segment that is being written"
     )
     compact.add_argument("--json", action="store_true", help="print one JSON envelope")
+    copy = verbs.add_parser("copy", help="let executors read the chunks of copies until no copy is pending")
+    copy.set_defaults(run=_copy)
+    copy.add_argument(
+        "--connections",
+        type=int,
+        metavar="N",
+        help="read over at most this many connections at a time; default: the cores of the cluster, at most 32",
+    )
+    copy.add_argument("--json", action="store_true", help="print one JSON envelope")
     check = verbs.add_parser(
         "check", help="check the expressions and columns of sink rules with Spark, as 'cdc doctor --rules' does"
     )
     check.set_defaults(run=_check)
     check.add_argument("--json", action="store_true", help="print one JSON envelope")
     move = _move_parser(verbs)
-    for verb in (apply, verify, replay, compact, check, move):
+    for verb in (apply, verify, replay, compact, copy, check, move):
         verb.add_argument(
             "-c", "--config", type=Path, default=DEFAULT_CONFIG, help="read the pipeline from this definition file"
         )
@@ -296,6 +305,14 @@ def _compact(arguments: argparse.Namespace) -> int:
         print(Envelope(command="compact", ok=True, summary=outcome.summary, result=outcome.to_json()), flush=True)  # noqa: T201
     else:
         line(LineMark.GOOD, outcome.summary)
+    return int(ExitCode.OK.value)
+
+
+def _copy(arguments: argparse.Namespace) -> int:
+    copy_chunks = import_module("pipelines.submitted.copy_chunks")
+    report_line = (lambda _text: None) if arguments.json else (lambda text: line(LineMark.GOOD, text))
+    report = copy_chunks.copy_by_executors(load_definition(arguments.config), arguments.connections, report_line)
+    emit("copy", json=arguments.json, summary=report.summary, result=report.to_json())
     return int(ExitCode.OK.value)
 
 

@@ -113,6 +113,7 @@ BROUGHT_TO_DRIVER = {
     "pipelines/sinks/delta/merge_source.py": "a replay's partial images",
     "pipelines/sinks/delta/spark_target.py": "base rows in a target that only Spark can read",
     "pipelines/sinks/search_server/executor_writer.py": "the first error",
+    "pipelines/submitted/copy_chunks.py": "names, sizes and checksums of files",
     "pipelines/transform/expressions.py": "rows that the driver has sent to be computed",
     "pipelines/views/large_build.py": "names of files",
     "pipelines/views/view_columns.py": "the rows of a view's step, which the step limits",

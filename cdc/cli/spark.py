@@ -1,7 +1,7 @@
-"""`cdc spark`: run apply, replay or compact on a Spark cluster, or print the files that submit such a job.
+"""`cdc spark`: run apply, replay, compact or copy on a Spark cluster, or print the files that submit such a job.
 
 The arguments of replay and compact are those of `cdc replay` and `cdc log compact`. This module parses them with the
-options of those commands, and passes them to the job unchanged.
+options of those commands, and passes them to the job unchanged. Only a cluster can run copy.
 """
 
 from __future__ import annotations
@@ -80,14 +80,15 @@ WordsArgument = Annotated[
     typer.Argument(
         metavar="VERB",
         help="Run this verb instead of apply: replay SINK or compact, with the options of `cdc replay` "
-        "and `cdc log compact`.",
+        "and `cdc log compact`; or copy, whose executors read large tables for the reader until no copy is pending; "
+        "'--connections N' limits their tasks.",
         show_default=False,
     ),
 ]
 
 
 class VerbCommand(TyperCommand):
-    """A command that passes unknown options to its verb (apply, replay or compact).
+    """A command that passes unknown options to its verb (apply, replay, compact or copy).
 
     It passes arguments after `--` to spark-submit.
     """
@@ -108,7 +109,7 @@ class VerbCommand(TyperCommand):
 def register(app: typer.Typer) -> None:
     """Add the command group `spark` to the app."""
     group = typer.Typer(
-        no_args_is_help=True, help="Run apply, replay or compact on a Spark cluster.", rich_markup_mode=None
+        no_args_is_help=True, help="Run apply, replay, compact or copy on a Spark cluster.", rich_markup_mode=None
     )
     group.command(cls=VerbCommand, context_settings={"allow_extra_args": True})(submit)
     group.command("print", cls=VerbCommand, context_settings={"allow_extra_args": True})(print_)
@@ -277,7 +278,7 @@ def _print(documents: list[dict[str, Any]]) -> None:
 
 
 def parse_verb(verb: str, arguments: Sequence[str], definition: Definition) -> dict[str, Any]:
-    """Parse the arguments of a verb (apply, replay or compact); return parameter name → value.
+    """Parse the arguments of a verb (apply, replay, compact or copy); return parameter name → value.
 
     Raises ConfigError or a usage error of typer if the verb's command does not accept the arguments.
     """
@@ -304,8 +305,16 @@ def _apply() -> None:
     """Command for the verb `apply`, which has no arguments; `cdc spark` uses it if no verb is given."""
 
 
+def _copy(
+    connections: Annotated[int | None, typer.Option("--connections", min=1)] = None,
+    json: Annotated[bool, typer.Option("--json")] = False,
+) -> None:
+    """Command for the verb `copy`, which only a cluster runs."""
+
+
 VERBS: Final[dict[str, Callable[..., None]]] = {
     "apply": _apply,
     "replay": replay.replay,
     "compact": log_storage.compact,
+    "copy": _copy,
 }

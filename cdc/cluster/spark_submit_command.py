@@ -59,6 +59,8 @@ class SparkAction(StrEnum):
     REPLAY = "replay"
     #: Compact closed segments of the log.
     COMPACT = "compact"
+    #: Read the chunks of copies for the reader.
+    COPY = "copy"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +76,7 @@ class SparkJob:
     """Names of the sinks of the job; empty for all sinks. A replay has exactly one name."""
     action: SparkAction = SparkAction.APPLY
     action_arguments: tuple[str, ...] = ()
-    """Command-line arguments of a replay or a compaction."""
+    """Command-line arguments of a replay, a compaction or a copy."""
     into: str | None = None
     """Directory of a replay's new target; with None the new target replaces the old one."""
     extra_variables: tuple[str, ...] = ()
@@ -162,7 +164,7 @@ class SparkJob:
     def _places(self) -> Iterator[tuple[str, str]]:
         """Yield (description, path) for every directory that the job reads or writes."""
         yield "log.path", self.definition.log.path
-        if self.action is not SparkAction.COMPACT:
+        if self.action not in {SparkAction.COMPACT, SparkAction.COPY}:
             yield from ((f"the path of sink {sink.name!r}", sink.path) for sink in self.definition.sinks)
         if self.into is not None:
             yield "--into", self.into

@@ -136,6 +136,15 @@ def test_a_replay_is_a_job_of_its_own_that_ends(shop: Path, capsys: pytest.Captu
     assert application["spec"]["restartPolicy"] == {"type": "Never"}
 
 
+def test_a_copy_has_its_own_option_and_needs_no_path_of_a_sink(shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = shlex.split(printed(capsys, "print", "copy", "--connections", "8", "-c", shop))
+
+    assert words[words.index("copy") :] == ["copy", "--config", str(shop), "--connections", "8"]
+    assert _parser().parse_args(words[words.index("copy") :]).connections == 8
+    _, application = YAML(typ="safe").load_all(printed(capsys, "k8s", "copy", "-c", shop))
+    assert application["metadata"]["name"] == "cdc-shop-eu-copy"
+
+
 def test_a_compaction_may_have_a_schedule_and_needs_the_log_alone(
     shop: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -209,7 +218,7 @@ def test_the_bundle_is_the_golden_one(shop: Path, capsys: pytest.CaptureFixture[
         (("print", "--sink", "lak"), ("", ""), "unknown sink 'lak': expected one of lake, find"),
         (("print", "--trigger", "5"), ("", ""), "trigger '5': expected a duration"),
         (("print", "--trigr", "5s"), ("", ""), "no such option: --trigr"),
-        (("print", "rewind", "lake"), ("", ""), "unknown verb 'rewind': expected one of apply, replay, compact"),
+        (("print", "rewind", "lake"), ("", ""), "unknown verb 'rewind': expected one of apply, replay, compact, copy"),
         (("print", "apply", "lake"), ("", ""), "got unexpected extra argument(s) (lake)"),
         (("print", "replay"), ("", ""), "missing argument 'sink'"),
         (("print", "replay", "lak"), ("", ""), "unknown sink 'lak': expected one of lake, find"),
@@ -218,6 +227,7 @@ def test_the_bundle_is_the_golden_one(shop: Path, capsys: pytest.CaptureFixture[
         (("print", "replay", "lake", "--to", "1/2/3"), ("", ""), "malformed lsn"),
         (("print", "replay", "lake", "--trigger", "once"), ("", ""), "are options of apply, not of replay"),
         (("print", "compact", "lake"), ("", ""), "got unexpected extra argument(s) (lake)"),
+        (("print", "copy", "--connections", "0"), ("", ""), "should be greater than or equal to 1"),
         (
             ("k8s", "--claim", "l=/mnt", "compact", "--", "--queue", "x"),
             ("", ""),

@@ -1,0 +1,84 @@
+"""Executors of a local Spark session read the chunks of a first copy; what they cannot do has a code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from cdc.config import Definition
+from cdc.errors import CopyExecutorFailed, ExecutorPythonUnusable
+from cdc.log.reader import LogReader
+from cdc.snapshot.executor_chunks import CHUNKS, ExecutorAccess
+from cdc.table import TableState
+from pipelines.submitted.copy_chunks import CopyReport, check_executors, copy_by_executors
+from pipelines.submitted.copy_chunks import _run as run_tasks
+from tests.faults.capture import Captured
+from tests.fixtures.postgres import rows_of, run_sql
+from tests.snapshot.reader_with_backfills import Running
+
+ROWS = 20_000
+
+
+@pytest.fixture(name="held")
+def _held(tmp_path: Path, database: str) -> Captured:
+    """A table that is too large for the first commit of the log, which is not begun yet."""
+    run_sql(
+        database,
+        "CREATE TABLE t (id int PRIMARY KEY, v text, pad text)",
+        f"INSERT INTO t SELECT i, 'v' || i, repeat('p', 100) FROM generate_series(1, {ROWS}) i",
+    )
+    held = Captured(tmp_path, database)
+    held.write(slot=held.slot, more="snapshot: {beside: 64KiB, max_source_load: {bytes_per_second: 1MiB}}\n")
+    held.copy()
+    return held
+
+
+def access_of(definition: Definition, dsn: str) -> ExecutorAccess:
+    return ExecutorAccess(dsn, definition.log.root, definition.source.undecodable)
+
+
+@pytest.mark.usefixtures("spark")
+def test_executors_make_the_first_copy_of_a_table_that_changes_meanwhile(held: Captured) -> None:
+    reports = list[CopyReport]()
+    lines = list[str]()
+    job = Thread(target=lambda: reports.append(copy_by_executors(held.definition, 2, lines.append)))
+    job.start()
+    while not lines and job.is_alive():
+        job.join(0.1)
+    with Running(held) as running:
+        running.until((held.folder / "log" / CHUNKS).exists, "a chunk")
+        run_sql(held.dsn, "UPDATE t SET v = 'new' WHERE id % 100 = 0", "DELETE FROM t WHERE id % 101 = 0")
+        job.join()
+        running.caught_up()
+    (report,) = reports
+    assert report.chunks > 2
+    assert report.rows > ROWS // 2
+    (schema,) = LogReader(held.folder / "log").schemas().values()
+    assert schema.state is TableState.LIVE
+    assert held.folded("t") == sorted(tuple(row) for row in rows_of(held.dsn, "SELECT id::text, v, pad FROM t"))
+
+
+def test_an_executor_that_cannot_work_is_refused_before_the_reader_waits_for_it(
+    held: Captured, spark: SparkSession
+) -> None:
+    definition = held.definition
+    with pytest.raises(CopyExecutorFailed, match="cannot connect to the source") as refused:
+        check_executors(spark, access_of(definition, "host=/nowhere dbname=none"), 2)
+    assert refused.value.fix.startswith("install cdc with its dependencies on every machine")
+
+    (held.folder / "log" / CHUNKS).write_text("no directory")
+    with pytest.raises(CopyExecutorFailed, match="cannot write into"):
+        check_executors(spark, access_of(definition, held.dsn), 1)
+
+
+def without_dependency(_argument: Any) -> None:
+    import no_such_package  # type: ignore[import-not-found]  # noqa: F401
+
+
+def test_a_missing_dependency_of_an_executor_is_named(spark: SparkSession) -> None:
+    with pytest.raises(ExecutorPythonUnusable, match="No module named 'no_such_package'"):
+        run_tasks(spark, without_dependency, [1])
