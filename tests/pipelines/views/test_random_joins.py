@@ -24,6 +24,8 @@ _DECLARED: Final = {"INT": "integer", "DOUBLE": "double precision", "STRING": "t
 _IDS: Final = 8
 _TABLES: Final = 3
 """Tables that a view joins at most: Spark plans the changes of more for many seconds."""
+_LONGEST_COMPUTATION: Final = 600.0
+"""Seconds until a view counts as behind; on a busy machine Spark plans some of these joins for more than a minute."""
 
 
 def _tables() -> Iterator[TableSchema]:
@@ -50,6 +52,7 @@ class JoinedTables:
             for number, (sql, key) in enumerate(written)
         }
         self.pipeline = ViewPipeline(folder, spark.newSession(), _tables(), list(self.views.values()))
+        self.pipeline.engine.patience = _LONGEST_COMPUTATION
         self.write(*(self._change(topic, number) for topic in COLUMNS for number in range(_IDS)))
 
     def write(self, *changes: Change) -> None:
