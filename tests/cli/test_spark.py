@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -81,6 +82,26 @@ def test_the_command_is_printed_as_a_shell_takes_it(shop: Path, capsys: pytest.C
     job = Path(pipelines.__file__).parent / "submitted" / "job.py"
     assert words[18:] == [str(job), "apply", "--config", str(shop), "--sink", "lake", "--trigger", "once"]
     assert job.is_file()
+
+
+GUIDE = Path(__file__).parents[2] / "deploy" / "guides" / "run-on-a-cluster.md"
+COMMANDS = re.findall(r"^ *\$ cdc (spark .*?) *(?:#.*)?$", GUIDE.read_text(encoding="utf-8"), re.MULTILINE)
+"""The commands of the guide, with what a shell does with their output."""
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_of_the_guide_is_accepted(command: str, shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What `submit` would run is printed: test_two_workers.py runs such a command."""
+    in_a_bucket = SHOP.replace("/mnt/lake/tables/", "s3://tables/").replace("{file: key}", "{env: S3_KEY}")
+    written(shop.parent, "".join(line for line in in_a_bucket.splitlines(keepends=True) if "type: search" not in line))
+    words = shlex.split(re.split(r" [|>] ", command)[0])
+    _, verb, *arguments = [str(shop) if word == "shop.yaml" else word for word in words]
+
+    assert printed(capsys, "print" if verb == "submit" else verb, *arguments)
+
+
+def test_the_guide_has_commands_of_each_kind() -> None:
+    assert {command.split()[1] for command in COMMANDS} == {"submit", "print", "k8s", "databricks"}
 
 
 def test_master_jars_and_the_executors_python_are_as_said(shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
