@@ -55,7 +55,7 @@ sys.exit(import_module(sys.argv.pop(1)).main())
 
 
 def test_threads_end_exit_handlers_run_and_output_is_written(tmp_path: Path) -> None:
-    ended = forked.run("tests.run_code", FOREIGN_THREADS + EXIT, tmp_path)
+    ended = forked.run("tests.run_code", FOREIGN_THREADS + EXIT, tmp_path, finalized=True)
 
     assert ended.status == 3, ended.errors
     assert ended.output == "the executor's task ran\nthe other thread ended\nan exit handler ran\n"
@@ -63,10 +63,12 @@ def test_threads_end_exit_handlers_run_and_output_is_written(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "command", [("cdc.__main__", "reader"), ("cdc.__main__", "server"), ("pipelines.__main__", "apply")]
+    "command",
+    [*(("cdc.__main__", name) for name in ("reader", "server", "deliver")), ("pipelines.__main__", "apply")],
 )
 def test_every_long_running_process_ends_with_its_status(command: tuple[str, str], tmp_path: Path) -> None:
-    ended = forked.run("tests.run_code", FOREIGN_THREADS + ENTRY, *command, "-c", tmp_path / "missing.yaml")
+    code = FOREIGN_THREADS + ENTRY
+    ended = forked.run("tests.run_code", code, *command, "-c", tmp_path / "missing.yaml", finalized=True)
 
     assert ended.status == ExitCode.USAGE, ended.errors
     assert "missing.yaml" in ended.errors

@@ -45,6 +45,8 @@ def test_a_process_whose_threads_used_a_bucket_exits_with_0(s3: S3, run: int) ->
         f'{{"endpoint": "http://127.0.0.1:{s3.port}", "allow_http": true, "region": "us-east-1", '
         f'"access_key_id": "{KEY_ID}", "secret_access_key": {{"env": "{next(iter(VARIABLES))}"}}}}'
     )
-    done = forked.run("tests.run_code", WORK, s3.root(), said, whole, environment=VARIABLES, timeout=120)
+    done = forked.run(
+        "tests.run_code", WORK, s3.root(), said, whole, environment=VARIABLES, timeout=120, finalized=True
+    )
 
     assert (done.status, done.output.strip()) == (0, "[2500, 2500]"), done.errors
