@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,6 +40,7 @@ AREAS: Final = {
 }
 
 
+@cache
 def pages() -> dict[str, str]:
     """File name of each page → its text."""
     return {
