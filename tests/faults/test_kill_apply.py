@@ -10,7 +10,7 @@ import pytest
 
 from cdc.demo.shop_workload import Workload
 from tests.faults.test_kill_reader import KILLED, prepare
-from tests.fixtures.pipeline import Pipeline
+from tests.fixtures.pipeline import Pipeline, delete_old_orders
 
 FAILPOINTS = [
     "after_fold:2",
@@ -28,6 +28,7 @@ FEW = "shop.orders, shop.notes, shop.products"
 @pytest.fixture(name="shop")
 def _shop(pipeline: Pipeline) -> Iterator[tuple[Pipeline, Workload]]:
     prepare(pipeline)
+    delete_old_orders(pipeline.dsn)
     write(pipeline, "'*.*'")
     workload = Workload(pipeline.dsn, rate=25.0, seed=11)
     yield pipeline, workload

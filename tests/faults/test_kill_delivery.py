@@ -23,7 +23,7 @@ from cdc.log_row import ROW_OPERATIONS
 from cdc.position import Position
 from tests.delivery.destinations.receivers.kafka import committed
 from tests.fixtures.kafka import SharedKafka
-from tests.fixtures.pipeline import Pipeline
+from tests.fixtures.pipeline import Pipeline, delete_old_orders
 
 KILLED = -signal.SIGKILL
 Place = tuple[Position, int]
@@ -37,6 +37,7 @@ _SENT = {one.value for one in ROW_OPERATIONS} | {"t"}
 @pytest.fixture(name="shop")
 def _shop(pipeline: Pipeline) -> Iterator[tuple[Pipeline, Workload]]:
     make_shop(pipeline.dsn)
+    delete_old_orders(pipeline.dsn)
     workload = Workload(pipeline.dsn, rate=50.0, seed=7)
     yield pipeline, workload
     workload.stop()

@@ -19,7 +19,7 @@ from cdc.demo.shop_workload import Workload, make_shop
 from cdc.postgres.connection import connect
 from cdc.postgres.embedded_server import EmbeddedPostgres
 from tests.fixtures.forked import Forked
-from tests.fixtures.pipeline import Pipeline
+from tests.fixtures.pipeline import Pipeline, delete_old_orders
 from tests.fixtures.postgres import fresh_database
 
 FAILPOINTS = [
@@ -73,6 +73,7 @@ def _database(request: pytest.FixtureRequest, postgres: EmbeddedPostgres) -> Ite
 @pytest.fixture(name="shop")
 def _shop(pipeline: Pipeline) -> Iterator[tuple[Pipeline, Workload]]:
     prepare(pipeline)
+    delete_old_orders(pipeline.dsn)
     workload = Workload(pipeline.dsn, rate=50.0, seed=7)
     yield pipeline, workload
     workload.stop()

@@ -10,7 +10,7 @@ from cdc.demo.shop_workload import Workload
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from tests.faults.test_kill_reader import FAILPOINTS, KILLED, killed_in_turn, prepare
-from tests.fixtures.pipeline import Pipeline
+from tests.fixtures.pipeline import Pipeline, delete_old_orders
 from tests.fixtures.s3 import KEY, KEY_ID, S3
 
 
@@ -18,6 +18,7 @@ from tests.fixtures.s3 import KEY, KEY_ID, S3
 def _shop(pipeline: Pipeline, s3: S3) -> Iterator[tuple[Pipeline, Workload]]:
     lies_in_a_bucket(pipeline, s3)
     prepare(pipeline)
+    delete_old_orders(pipeline.dsn)
     workload = Workload(pipeline.dsn, rate=40.0, seed=7)
     yield pipeline, workload
     workload.stop()

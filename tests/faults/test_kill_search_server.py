@@ -18,7 +18,7 @@ from tests.faults import index_driver
 from tests.faults.test_kill_reader import KILLED, prepare
 from tests.fixtures import forked
 from tests.fixtures.http_relay import HttpRelay, KillClient, LoseAnswer
-from tests.fixtures.pipeline import Pipeline
+from tests.fixtures.pipeline import Pipeline, delete_old_orders
 from tests.fixtures.postgres import run_sql
 from tests.fixtures.search_sinks import search_sink
 from tests.pipelines.sinks.search_server.server_sink import Index, items
@@ -35,6 +35,7 @@ FAILPOINTS = [
 @pytest.fixture(name="shop")
 def _shop(pipeline: Pipeline, opensearch, opensearch_relay: HttpRelay) -> Iterator[tuple[Pipeline, Workload]]:
     prepare(pipeline)
+    delete_old_orders(pipeline.dsn)
     server = {"url": opensearch_relay.url, "index": f"{opensearch.prefix}{{schema}}.{{table}}"}
     find = {"type": "search", "name": "find", "engine": "opensearch", "server": server}
     tables = ["shop.orders", "shop.notes", "shop.products"]
@@ -72,6 +73,7 @@ def test_a_killed_rebuild_of_an_index_is_begun_again_and_searches_use_the_old_on
 ):
     find = search_sink(opensearch)
     prepare(pipeline)
+    delete_old_orders(pipeline.dsn)
     run_sql(pipeline.dsn, "ALTER TABLE shop.products ADD COLUMN seen timestamptz DEFAULT '2026-01-01 00:00:00+00'")
     server = {"url": find.access.url, "index": find.access.index}
     sink = {"type": "search", "name": "find", "engine": "opensearch", "server": server, "schema_changes": "rebuild"}

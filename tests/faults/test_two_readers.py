@@ -15,7 +15,7 @@ from cdc.metrics import RECONNECTS
 from cdc.postgres.connection import connect
 from tests.faults.test_kill_reader import Oracle, assert_exact, prepare
 from tests.fixtures.forked import Forked
-from tests.fixtures.pipeline import Pipeline
+from tests.fixtures.pipeline import Pipeline, delete_old_orders
 
 IMPATIENT = "?options=-c%20wal_sender_timeout%3D5s"
 """The server ends the stream of a reader that is silent for so long."""
@@ -28,6 +28,7 @@ TAKEN_OVER_WITHIN = 10.0
 @pytest.fixture(name="workload")
 def _workload(pipeline: Pipeline) -> Iterator[Workload]:
     prepare(pipeline)
+    delete_old_orders(pipeline.dsn)
     workload = Workload(pipeline.dsn, rate=40.0, seed=11)
     yield workload
     workload.stop()
