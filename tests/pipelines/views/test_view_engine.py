@@ -1,4 +1,7 @@
-"""Views over a real lake in a real Spark: each is its SQL over the tables, and only real differences are logged."""
+"""Views over a real lake in a real Spark: each is its SQL over the tables, and only real differences are logged.
+
+Spark interprets the queries; in test_random_joins.py it compiles them.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from cdc.table import TableState
 from pipelines.views.view_computation import ComputationLimits
 from tests.fixtures.waiting import PATIENCE, until
 from tests.pipelines.views.shop_tables import ITEMS, ORDERS, TABLES
-from tests.pipelines.views.view_pipeline import SOURCE, Values, ViewPipeline
+from tests.pipelines.views.view_pipeline import SOURCE, Values, ViewPipeline, interpreting
 
 pytestmark = pytest.mark.usefixtures("with_delta")
 
@@ -56,7 +59,7 @@ RANKS: Final[dict[str, Any]] = {
 
 @contextmanager
 def opened(folder: Path, spark: SparkSession, *views: dict[str, Any]) -> Iterator[ViewPipeline]:
-    shop = ViewPipeline(folder, spark.newSession(), TABLES.values(), views)
+    shop = ViewPipeline(folder, interpreting(spark), TABLES.values(), views)
     try:
         yield shop
     finally:
