@@ -19,7 +19,7 @@ SIZES = {
     "search": ("rows", "seconds", "runs", "parts"),
     "delivery": ("changes", "runs", "parts"),
     "views": ("rows", "seconds", "runs", "parts"),
-    "scale": ("changes", "runs", "parts"),
+    "scale": ("changes", "rows", "runs", "parts"),
 }
 
 
@@ -33,7 +33,8 @@ def main() -> int:
     own.add_argument(
         "--rows",
         type=int,
-        help="of the table; snapshot: 5,000,000, apply: 50,000,000, freshness and search: 1,000,000; views: 10,000,000",
+        help="of the table; snapshot: 5,000,000, apply: 50,000,000, freshness and search: 1,000,000; "
+        "views: 10,000,000; scale: 50,000,000",
     )
     own.add_argument(
         "--changes",

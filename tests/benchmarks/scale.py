@@ -27,15 +27,21 @@ from typing import Final
 import numpy as np
 
 from cdc.config import EngineChoice
-from tests.benchmarks import scale_driver
+from cdc.postgres.embedded_server import EmbeddedPostgres
+from tests.benchmarks import scale_copy, scale_driver, snapshot, workloads
 from tests.benchmarks.apply_input import Changes
 from tests.benchmarks.figures import Figure
+from tests.benchmarks.peers import execute
+from tests.benchmarks.scale_copy import CopySetting
 from tests.benchmarks.scale_run import Cost, Way, apply_waiting, check_rows
 from tests.fixtures.cluster import Cluster
 
-PARTS: Final = ("workers", "transaction", "entries")
+PARTS: Final = ("workers", "transaction", "entries", "copy")
 CHANGES: Final = 20_000_000
 QUICK_CHANGES: Final = 200_000
+ROWS: Final = 50_000_000
+"""Rows of the table that is copied."""
+QUICK_ROWS: Final = 300_000
 RUNS: Final = 3
 FEW: Final = 1_000
 """Changes of the run that shows what a driver costs without rows."""
@@ -43,7 +49,7 @@ CHANGES_PER_KEY: Final = 10
 
 
 def run(
-    *, quick: bool, changes: int = 0, runs: int = 0, parts: Collection[str] = PARTS
+    *, quick: bool, changes: int = 0, rows: int = 0, runs: int = 0, parts: Collection[str] = PARTS
 ) -> tuple[int, dict[str, Figure]]:
     """Return (runs, figures by key); parts that are not asked for stay unmeasured."""
     changes, runs = changes or (QUICK_CHANGES if quick else CHANGES), runs or (1 if quick else RUNS)
@@ -56,6 +62,8 @@ def run(
             _measure_transaction(random, changes, figures)
         if "entries" in parts:
             scale_driver.measure(figures)
+    if "copy" in parts:
+        _measure_copies(rows or (QUICK_ROWS if quick else ROWS), runs, figures)
     return runs, figures
 
 
@@ -73,6 +81,7 @@ def _figures() -> dict[str, Figure]:
         "driver_read_mib": Figure("MiB"),
         "log_mib": Figure("MiB"),
         **scale_driver.figures(),
+        **scale_copy.figures(),
     }
 
 
@@ -125,6 +134,20 @@ def _measure_transaction(random: np.random.Generator, count: int, figures: dict[
         cost = apply_waiting(folder / "run", log, Way(cluster.master, EngineChoice.AUTO))
         check_rows(folder / "run", changes)
     figures["driver_mib"].values.append(cost.driver_mib)
+
+
+def _measure_copies(rows: int, runs: int, figures: dict[str, Figure]) -> None:
+    """Copy a table of a new server both ways, once for each run."""
+    with _folder() as folder:
+        folder.chmod(0o755)  # the server runs as another user
+        with EmbeddedPostgres(folder / "postgres", version=18, settings=snapshot.SETTINGS, tcp=True) as server:
+            execute(server.dsn(), *workloads.mixed(rows).setup)
+            for number in range(runs):
+                place = folder / f"copy-{number}"
+                place.mkdir()
+                for key, value in scale_copy.measure_copy(CopySetting(server.dsn(), snapshot.TOPIC, place)).items():
+                    figures[key].values.append(value)
+                shutil.rmtree(place)
 
 
 def _changes(random: np.random.Generator, count: int) -> Changes:
