@@ -53,7 +53,9 @@ def cached_njit(function: Callable[..., Any], **options: Any) -> Any:
     """
     try:
         dispatcher = numba.njit(nogil=True, cache=True, **options)(function)
-    except RuntimeError:  # neither NUMBA_CACHE_DIR, nor the package, nor the user's cache is writable
+        # numba creates the directory for a package in a zip file only when it saves code
+        Path(dispatcher.stats.cache_path).mkdir(parents=True, exist_ok=True)
+    except (RuntimeError, OSError):  # neither NUMBA_CACHE_DIR, nor the package, nor the user's cache is writable
         dispatcher = numba.njit(nogil=True, **options)(function)
         _guard_compiler(dispatcher)
         return dispatcher

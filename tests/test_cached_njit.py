@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from shutil import make_archive
 
 import pytest
 
@@ -110,6 +111,21 @@ def test_an_unchanged_package_is_not_compiled_again(package: Package) -> None:
     assert code
     assert package.call() == "2"
     assert {path: path.stat().st_mtime_ns for path in package.folder.rglob("*.nb?")} == code
+
+
+@pytest.mark.parametrize(("cache", "stored"), [("new/cache", True), ("adder/__init__.py/cache", False)])
+def test_a_package_in_a_zip_file_is_compiled_whether_its_cache_can_be_made_or_not(
+    package: Package, cache: str, stored: bool
+) -> None:
+    package.upgrade(added=1)
+    archive = make_archive(str(package.folder / "sent"), "zip", package.folder, "adder")
+    folder = package.folder / cache
+
+    code, environment = HERE + CALL.format(name=package.name), {"XDG_CACHE_HOME": str(folder)}
+    ended = forked.run("tests.run_code", code, archive, environment=environment)
+
+    assert ended.output.strip() == "2", ended.errors
+    assert bool(list(folder.rglob("*.nbc"))) == stored
 
 
 def test_while_a_process_stores_new_code_no_other_one_runs_the_earlier_code(package: Package) -> None:
