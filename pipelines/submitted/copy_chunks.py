@@ -19,6 +19,7 @@ from cdc.catalog import REPORT_MAX_AGE, Catalog
 from cdc.config import Definition
 from cdc.errors import CdcError, CopyExecutorFailed, LogError, StateConflict, error_of_code
 from cdc.log.reader import LogReader
+from cdc.pgoutput.load_kernels import load_copy_kernels
 from cdc.postgres.connection import connect
 from cdc.snapshot.backfill_documents import BACKFILL
 from cdc.snapshot.executor_chunks import CHUNKS, ChunkTask, ExecutorAccess, StagedChunk, stage_chunk
@@ -138,7 +139,8 @@ def _stage(access: ExecutorAccess, task: ChunkTask) -> StagedChunk | _TaskFailur
 
 
 def _probe(access: ExecutorAccess, _number: int) -> str | _TaskFailure:
-    """Connect to the source, write an empty file into CHUNKS, and return its name."""
+    """Load the compiled code, connect to the source, write an empty file into CHUNKS, and return its name."""
+    load_copy_kernels()  # compiles them once for each machine, before the reader waits for a chunk
     name = f"probe-{uuid4().hex}"
     try:
         connect(access.dsn, application_name="cdc copy").close()
