@@ -27,7 +27,7 @@ from cdc.log_row import LOG_SCHEMA, ROW_OPERATIONS
 from cdc.position import Position
 from cdc.table import TableSchema, matches
 from pipelines.engine_decision import ONE_MACHINE, Cores, Engine, EngineLimits, RangeSize, Waiting, decide
-from pipelines.folding.executor_fold import COLLECTED_BYTES, ExecutorFold, LogRange, pieces_of_frame
+from pipelines.folding.executor_fold import COLLECTED_BYTES, MAX_MOVES, ExecutorFold, LogRange, pieces_of_frame
 from pipelines.folding.fences_and_statistics import RangeStatistics
 from pipelines.folding.fold import fold
 from pipelines.folding.folded_batch import FoldedBatch, control_events, split_by_table
@@ -67,6 +67,8 @@ class RangeFolder:
         """Maximum rows of a range folded by executors that come to the driver, of the tables that the sink could take
         on the executors.
         """
+        self.max_moves = MAX_MOVES
+        """Maximum number of partial images that changed a key, in a range that is divided by key."""
         self.takes_parts: Callable[[TableSchema], bool] = lambda _schema: False
         """Whether the sink takes the folded rows of a table on the executors: `ExecutorSink.takes_parts`."""
 
@@ -169,7 +171,7 @@ class RangeFolder:
             kept=frozenset(kept),
             since=int(since),
         )
-        folding = ExecutorFold(session, rows)
+        folding = ExecutorFold(session, rows, max_moves=self.max_moves)
         try:
             folded = folding.fold() if folding.is_divisible else folding.store(self._folded_by_sql(folding))
             parts = {table.relation: folding.parts_of(table) for table in self._left_on_executors(folded, upto)}

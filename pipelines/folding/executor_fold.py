@@ -132,6 +132,7 @@ class ExecutorFold:
     rows: LogRange
     parts: int = 0
     """Number of parts into which the keys are divided; 0: by the size of the files."""
+    max_moves: int = MAX_MOVES
     _stored: list[DataFrame] = field(default_factory=list, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -160,7 +161,7 @@ class ExecutorFold:
     @property
     def is_divisible(self) -> bool:
         """Whether the driver can know which keys partial images connect; otherwise `spark_fold` folds the range."""
-        return self.survey.moves <= MAX_MOVES
+        return self.survey.moves <= self.max_moves
 
     def fold(self) -> list[FoldedTable]:
         """Fold the range, and store the folded rows on the executors; return their numbers by table."""

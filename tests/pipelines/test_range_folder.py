@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
+from cdc.config import EngineChoice
 from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter
 from cdc.log_row import LOG_SCHEMA
@@ -16,6 +17,9 @@ from pipelines.engine_decision import HERE_BYTES, SMALL, EngineLimits
 from pipelines.range_folder import RangeFolder
 from pipelines.sinks.contract import SparkAwaited
 from tests.log.rows import IDENTITY, LIMITS, info, row, table
+from tests.pipelines.cold_log import append, histories, interleaved, log_writer, transactions
+from tests.pipelines.fold_model import SINK
+from tests.pipelines.folding.test_executor_fold import sorted_rows
 from tests.pipelines.shop_pipeline import repeated
 
 LARGE = Position(20)  # the range up to here has more than SMALL rows
@@ -76,3 +80,25 @@ def test_a_large_range_is_for_spark_if_too_many_rows_are_in_files_with_partial_i
     fold.limits = EngineLimits(partial_rows=8)
     assert not fold.is_small(Position(10), Position(21))
     assert fold.is_small(Position(10), LARGE)
+
+
+@pytest.mark.parametrize("max_moves", [0, 1_000])
+def test_a_range_in_which_partial_images_changed_keys_is_folded_as_the_driver_does(
+    spark: SparkSession, tmp_path: Path, max_moves: int
+) -> None:
+    """With too many of these images, the range is not divided by key."""
+    sources = histories(3, 8)
+    writer = log_writer(tmp_path)
+    for rows in transactions(interleaved(sources)):
+        append(writer, [rows])
+    log = LogReader(tmp_path)
+    upto = log.durable or Position(0)
+    here = RangeFolder(log, SINK, ("t.*",))(None, Position(0), upto)
+
+    by_executors = RangeFolder(log, SINK, ("t.*",))
+    by_executors.choice, by_executors.max_moves = EngineChoice.SPARK, max_moves
+    batch = by_executors(spark, Position(0), upto)
+
+    assert sorted_rows(batch.images) == sorted_rows(here.images)
+    assert batch.controls == here.controls
+    assert (batch.relations, batch.rows) == (here.relations, here.rows)

@@ -8,7 +8,6 @@ from pathlib import Path
 from random import Random
 
 import pyarrow as pa
-import pytest
 from pyspark.sql import SparkSession
 
 from cdc.log.file_selection import TableSelection
@@ -60,9 +59,7 @@ def written(root: Path, rows: list[Row], random: Random) -> None:
         left = left[number:]
 
 
-def test_executors_fold_any_log_as_the_driver_does(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_executors_fold_any_log_as_the_driver_does(spark: SparkSession, tmp_path: Path) -> None:
     sources = histories(7, 40)
     written(tmp_path, interleaved(sources), Random(7))
     expected = split_by_table(on_driver(tmp_path))
