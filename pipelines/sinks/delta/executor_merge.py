@@ -27,6 +27,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
+from cdc.errors import SinkUnavailable
 from cdc.failpoint import hit
 from pipelines.folding.fold import has_base_key
 from pipelines.folding.folded_parts import IMAGES, FoldedParts, Piece, collect_images, piece_of_images
@@ -156,6 +157,7 @@ class ExecutorMerge:
 
         with raising_task_errors():
             files = [DataFile(**row.asDict()) for row in self.parts.map_parts(write, FILES).collect()]
+        check_visible(folder, files)
         hit("delta_executor_files")
         self.target.check_not_committed(marker)
         self.target.add([file.add_action() for file in files], marker.version)
@@ -261,6 +263,17 @@ class ExecutorMerge:
         same = [rows[backticked(name)] == wanted[f"{_KEY}{n}"] for n, name in enumerate(key)]
         joined = rows.join(wanted, same).select(*(rows[backticked(name)] for name in rows.columns), wanted[_PART])
         return joined.mapInArrow(pack, _TASK_ROWS)
+
+
+def check_visible(folder: TargetFolder, files: Sequence[DataFile]) -> None:
+    """Raise SinkUnavailable if the driver does not see a file that an executor wrote, so that no commit names it."""
+    for file in files:
+        path = Path(folder.path) / file.name
+        if not path.is_file() or path.stat().st_size != file.size:
+            raise SinkUnavailable(
+                f"an executor wrote file {file.name!r} of target {folder.path!r}, but the driver does not see it",
+                remedy="set the sink's path to an object store, or to a directory that driver and executors share",
+            )
 
 
 def count_nulled_in_parts(parts: FoldedParts, shape: RowShape) -> int:
