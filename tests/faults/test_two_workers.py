@@ -1,8 +1,9 @@
-"""Large ranges on a cluster of two workers, from bucket to bucket: executors and drivers are killed."""
+"""Executors of a cluster of two workers read a log in a bucket and write a lake; they and their drivers are killed."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 
 from cdc.log.bucket_files import BucketPath
 from cdc.log.writer import LogWriter
@@ -27,9 +29,10 @@ from tests.fixtures.waiting import until
 
 pytestmark = pytest.mark.timeout(600)  # several JVMs one after the other, beside other tests
 
-KEYS: Final = 4_000
-RANGE: Final = 12_000
-"""Changes of one range."""
+KEYS: Final = 60_000
+"""Keys of the table: a batch that changes so many of them is written by executors."""
+RANGES: Final = (KEYS, 3 * KEYS)
+"""Changes of each range; the first inserts every key."""
 KILLED: Final = -signal.SIGKILL
 CONF: Final = {
     "spark.executor.memory": "512m",
@@ -52,22 +55,31 @@ class ClusterJob:
     s3: S3
     changes: Changes
     log: BucketPath = field(init=False)
-    lake: BucketPath = field(init=False)
+    ranges: Iterator[int] = field(default_factory=lambda: iter(RANGES))
+    """Changes of each range that is not in the log yet."""
     appended: int = 0
     drivers: list[Forked] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         put_catalog(self.folder)
-        self.log, self.lake = self.s3.root(), self.s3.root()
+        self.log = self.s3.root()
         self._writer: LogWriter = new_log(self.log)
 
     def append_range(self) -> None:
         """Append the next range to the log, in one commit."""
-        self.changes.append(self._writer, self.appended, RANGE)
-        self.appended += RANGE
+        count = next(self.ranges)
+        self.changes.append(self._writer, self.appended, count)
+        self.appended += count
 
-    def drive(self, trigger: str = "once", failpoint: str = "") -> Forked:
-        """Start a driver of the definition, which this method writes."""
+    def drive(self, failpoint: str) -> Forked:
+        """Start a driver that a failpoint kills."""
+        return self._start("pipelines", "apply", "--trigger", "once", failpoint=failpoint)
+
+    def submit(self) -> Forked:
+        """Start a driver by spark-submit, which applies whatever the log gets."""
+        return self._start("cdc", "spark", "submit", "--trigger", "100ms", "--master", self.cluster.master)
+
+    def _start(self, *command: str, failpoint: str = "") -> Forked:
         key = self.folder / "key"
         key.write_text(KEY)
         key.chmod(0o600)
@@ -79,15 +91,14 @@ class ClusterJob:
         definition.write_text(
             f"name: cluster\nsource: {{dsn: 'postgresql://nobody@127.0.0.1/none'}}\ntables: [{{match: 'shop.*'}}]\n"
             f"log: {{path: '{self.log}/log', storage: {{{storage}, {keys}}}}}\n"
-            f"sinks: [{{name: lake, type: delta, path: '{self.lake}/{{schema}}/{{table}}'}}]\n"
+            f"sinks: [{{name: lake, type: delta, path: '{self.folder}/lake/{{schema}}/{{table}}'}}]\n"
             f"spark: {{master: '{self.cluster.master}', engine: spark, delta_jars: [{jars}], conf: {{{conf}}}, "
             f"checkpoint: '{self.folder}/checkpoint'}}\n"
             f"catalog: {{url: 'sqlite:///{self.folder}/catalog.db'}}\n"
         )
         environment = {"CDC_FAILPOINT": failpoint, "SPARK_LOCAL_IP": HOST}
         with (self.folder / "driver.out").open("ab") as output:
-            command = ("pipelines", "apply", "-c", definition, "--trigger", trigger)
-            self.drivers.append(start(*command, output=output, environment=environment))
+            self.drivers.append(start(*command, "-c", definition, output=output, environment=environment))
         return self.drivers[-1]
 
     def output(self) -> str:
@@ -96,34 +107,24 @@ class ClusterJob:
 
     def has_published(self) -> bool:
         """Return whether the lake has a published cut at the end of the log."""
-        record = Lake.open(f"{self.lake}/{{schema}}/{{table}}").published()
+        record = Lake.open(f"{self.folder}/lake/{{schema}}/{{table}}").published()
         return record is not None and record.position == Position(self.changes.position(self.appended - 1))
 
     def assert_equal(self) -> None:
         """Wait for the end of the log; then every row is there once, as its last changes left it."""
         until(self.has_published, lambda: f"the end of the log\n{self.output()}", seconds=240)
         expected = self.changes.rows(self.appended)
-        rows = pa.table(read_target(f"{self.lake}/shop/items")).select(expected.column_names)
+        rows = pa.table(read_target(f"{self.folder}/lake/shop/items")).select(expected.column_names)
         assert rows.cast(expected.schema).sort_by("id").equals(expected)
 
 
-@pytest.fixture(name="two_workers", scope="module")
-def _two_workers(tmp_path_factory: pytest.TempPathFactory, s3: S3) -> Iterator[Cluster]:
-    """Give a cluster whose processes reach the buckets."""
+@pytest.fixture(name="job")
+def _job(tmp_path: Path, cluster: Cluster, s3: S3) -> Iterator[ClusterJob]:
+    """Give a job with a first range in its log; no driver of it stays."""
     if not delta_jars(SparkSettings()):
         pytest.skip("no Delta jars on this machine")
-    cluster = Cluster(tmp_path_factory.mktemp("cluster"), s3.variables())
-    yield cluster
-    cluster.end()
-
-
-@pytest.fixture(name="job")
-def _job(tmp_path: Path, two_workers: Cluster, s3: S3, monkeypatch: pytest.MonkeyPatch) -> Iterator[ClusterJob]:
-    """Give a job with a first range in its log; no driver of it stays."""
-    for name, text in s3.variables().items():
-        monkeypatch.setenv(name, text)
-    changes = Changes.random(np.random.default_rng(5), KEYS, 3 * RANGE - KEYS, partial=0.1)
-    job = ClusterJob(tmp_path, two_workers, s3, changes)
+    changes = Changes.random(np.random.default_rng(5), KEYS, sum(RANGES) - KEYS, partial=0.1)
+    job = ClusterJob(tmp_path, cluster, s3, changes)
     job.append_range()
     yield job
     for driver in job.drivers:
@@ -132,10 +133,13 @@ def _job(tmp_path: Path, two_workers: Cluster, s3: S3, monkeypatch: pytest.Monke
 
 
 def test_drivers_and_an_executor_that_are_killed_leave_the_target_exact(job: ClusterJob) -> None:
-    for failpoint in ("after_fold", "before_publish"):
-        assert job.drive(failpoint=failpoint).wait(240) == KILLED, f"{failpoint}\n{job.output()}"
-    job.drive("100ms")
+    for failpoint in ("delta_executor_files", "before_publish"):
+        assert job.drive(failpoint).wait(240) == KILLED, f"{failpoint}\n{job.output()}"
+    job.submit()
     job.assert_equal()
+    files = DeltaTable(f"{job.folder}/lake/shop/items").file_uris()
+    assert files
+    assert all(re.search(r"/part-[0-9a-f-]{36}\.parquet$", file) for file in files), "executors did not write them"
     assert all(job.cluster.finished_tasks_by_worker().values()), job.output()
 
     again = job.cluster.tasks_started_again()
