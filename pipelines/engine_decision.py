@@ -57,8 +57,11 @@ MICRO_BATCH_ROWS: Final = 5_000_000
 The fixed cost of the micro-batch is then below a tenth of its time on a few cores. A longer one would delay the cut
 that readers wait for, and would be lost as a whole when the driver dies.
 """
-MICRO_BATCH_BYTES: Final = HERE_BYTES
-"""Maximum bytes of log files of such a micro-batch, because the driver gets its folded rows."""
+MICRO_BATCH_BYTES: Final = 2 << 30
+"""Maximum bytes of log files of such a micro-batch: at 64 MiB per task, two rounds of sixteen cores.
+
+It is HERE_BYTES if the folded rows of any table come to the driver.
+"""
 
 
 class Engine(StrEnum):

@@ -133,7 +133,8 @@ class LargeRangeQuery:
                 return
             before, self._is_applying = self._loop.position, True
             try:
-                self._loop(rows, end)
+                while self._loop.apply_micro_batch(rows, end):
+                    pass
             finally:
                 if self._loop.position > before and self._loop.last_engine is Engine.SPARK:
                     self.require()

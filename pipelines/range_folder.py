@@ -80,6 +80,17 @@ class RangeFolder:
         """Whether the range (after, upto] can be folded without Spark."""
         return self.limits.fits_here(self.size(after, upto))
 
+    def end_of_micro_batch(self, after: Position, upto: Position) -> Position:
+        """Return `upto`, or an earlier end if the folded rows of the range (after, upto] are too many for the driver.
+
+        Only tables whose rows do not stay on the executors set a bound.
+        """
+        if all(self._stay_on_executors(schema) for schema in self.log.schemas(upto).values()):
+            return upto
+        limits = self.limits
+        end = self.log.latest_boundary(after, limits.micro_batch_rows, limits.here_bytes)
+        return min(upto, end) if self.log.leads(after, min(upto, end)) else upto
+
     def __call__(
         self, rows: DataFrame | SparkSession | None, after: Position, upto: Position, relation: int | None = None
     ) -> FoldedBatch:
@@ -197,6 +208,13 @@ class RangeFolder:
             frame = frame.where(~(single & ((F.col("position") > rows.since) | F.col("key").isNull())))
         statistics = RangeStatistics(partial=True, moves=True, fences=folding.survey.fences, keyless=True)
         return pieces_of_frame(fold_frame(frame, sink=self._sink, statistics=statistics), folding.parts)
+
+    def _stay_on_executors(self, schema: TableSchema) -> bool:
+        """Return whether all folded rows of a table stay on the executors; true for a table that is not selected."""
+        if not self._is_selected(schema.topic):
+            return True
+        is_kept = self._keeps_history is not None and self._keeps_history(schema.topic)
+        return bool(schema.key) and not is_kept and self.takes_parts(schema)
 
     def _left_on_executors(self, tables: Sequence[FoldedTable], upto: Position) -> list[FoldedTable]:
         """Return the tables whose rows stay on the executors: all that the sink takes there, but the smallest ones."""

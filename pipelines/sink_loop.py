@@ -166,6 +166,17 @@ class SinkLoop:
                     batch.release()
                 cuts = self._answer(cuts)
 
+    def apply_micro_batch(self, rows: DataFrame, end: Position) -> bool:
+        """Apply the next part of a micro-batch that ends at `end`; return whether there is another part.
+
+        There are several parts if the folded rows come to the driver, and are too many for it at once.
+        """
+        before = self.position
+        if before < end:
+            self._log.refresh()
+            self(rows, self._fold.end_of_micro_batch(before, end))
+        return before < self.position < end
+
     def catch_up_all(self, session: SparkSession | None) -> None:
         """Catch up every lagging table after `open`; a table that fails again stays behind.
 

@@ -20,7 +20,7 @@ from tests.log.rows import IDENTITY, LIMITS, info, row, table
 from tests.pipelines.cold_log import append, histories, interleaved, log_writer, transactions
 from tests.pipelines.fold_model import SINK
 from tests.pipelines.folding.test_executor_fold import sorted_rows
-from tests.pipelines.shop_pipeline import repeated
+from tests.pipelines.shop_pipeline import COPY, END, make_shop, repeated
 
 LARGE = Position(20)  # the range up to here has more than SMALL rows
 
@@ -102,3 +102,18 @@ def test_a_range_in_which_partial_images_changed_keys_is_folded_as_the_driver_do
     assert sorted_rows(batch.images) == sorted_rows(here.images)
     assert batch.controls == here.controls
     assert (batch.relations, batch.rows) == (here.relations, here.rows)
+
+
+def test_a_micro_batch_is_divided_if_rows_of_any_table_come_to_the_driver(tmp_path: Path) -> None:
+    shop = make_shop(tmp_path / "shop")
+
+    def end(tables: str, *, history: str = "", on_executors: bool = True) -> int:
+        fold = RangeFolder(LogReader(shop.definition.log.path), "lake", (tables,), lambda topic: topic == history)
+        fold.limits = EngineLimits(here_bytes=1)
+        fold.takes_parts = lambda _schema: on_executors
+        return fold.end_of_micro_batch(Position(COPY), Position(END))
+
+    assert end("shop.*") == END
+    assert end("shop.*", on_executors=False) == 1_100
+    assert end("shop.*", history="shop.items") == 1_100
+    assert end("shop.orders", history="shop.items") == END
