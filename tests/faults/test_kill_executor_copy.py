@@ -44,7 +44,7 @@ def test_a_reader_killed_while_executors_copy_is_continued_without_loss_or_repet
     run_sql(
         pipeline.dsn,
         "CREATE SCHEMA shop",
-        "CREATE TABLE shop.t (id int PRIMARY KEY, v text)",
+        "CREATE TABLE shop.t (id int PRIMARY KEY, v text) WITH (fillfactor = 10)",  # many blocks, so several chunks
         f"INSERT INTO shop.t SELECT i, 'v' || i || repeat('x', 100) FROM generate_series(1, {ROWS}) i",
     )
     pipeline.write()

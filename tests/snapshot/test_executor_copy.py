@@ -168,12 +168,19 @@ def test_the_reader_goes_on_alone_when_executors_fail(held: Captured, pool: Proc
     assert held.folded("t") == source_rows(held)
 
 
+def copied_rows(running: Running, job: int) -> int:
+    """Rows that are durable, as the catalog shows them."""
+    command = running.catalog.commands.get(job)
+    tables = {} if command is None or command.result is None else command.result["tables"]
+    return sum(table["rows"] for table in tables.values())
+
+
 @pytest.mark.slow  # the copy has to last until executors join it
 def test_executors_may_join_a_copy_that_has_begun(held: Captured, pool: ProcessPoolExecutor) -> None:
     held.write(slot=held.slot, more="snapshot: {chunk_rows: 200}\n")
     with Running(held) as running:
         job = ask_resync(running, RATE // 8)
-        running.until(lambda: running.state(job) == "snapshotting", "the beginning of the copy")
+        running.until(lambda: copied_rows(running, job), "the first rows")
         with executors(held, pool) as tasks:
             assert running.ended(job).state == "done"
         running.caught_up()
