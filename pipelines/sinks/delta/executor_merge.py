@@ -59,6 +59,12 @@ if TYPE_CHECKING:
 
 FILES: Final = "name string, size long, rows long, statistics string"
 """The columns of a frame of `DataFile`s."""
+SORTED_JOIN: Final = "merge"
+"""Spark's hint for a join that sorts both sides on the executors.
+
+A broadcast join collects one side in the driver: a target whose files have less than 10 MB, which may be many times as
+large in memory.
+"""
 _PART: Final = "_part"
 _KEY: Final = "_key"
 _TASK_ROWS: Final = "part int, bases binary, images binary"
@@ -133,7 +139,7 @@ class ExecutorMerge:
         if self.target.files()[0] and parts > int(session.conf.get("spark.sql.shuffle.partitions") or 0):
             # the join of a MERGE takes this number; a session on one machine shuffles into two partitions
             source = source.repartition(parts, *map(backticked, self.shape.key))
-        return source
+        return source.hint(SORTED_JOIN)
 
     def can_write_files(self) -> bool:
         """Return whether executors can write data files for `write_files`: an empty directory without partitions."""
@@ -261,7 +267,9 @@ class ExecutorMerge:
         wanted = wanted.distinct().repartition(parts, *(name for name in key_schema.names))
         rows = rows.select(*columns).repartition(parts, *(backticked(name) for name in key))
         same = [rows[backticked(name)] == wanted[f"{_KEY}{n}"] for n, name in enumerate(key)]
-        joined = rows.join(wanted, same).select(*(rows[backticked(name)] for name in rows.columns), wanted[_PART])
+        joined = rows.join(wanted.hint(SORTED_JOIN), same).select(
+            *(rows[backticked(name)] for name in rows.columns), wanted[_PART]
+        )
         return joined.mapInArrow(pack, _TASK_ROWS)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from random import Random
 
@@ -91,6 +92,30 @@ def test_a_driver_that_dies_around_a_commit_of_executors_is_followed_by_one_that
             following(spark, Position(end))
             found = rows_of(following), parked_in(following), records_of(following)
     assert found == expected
+
+
+JOIN = re.compile(r"^\(\d+\) (\w+Join)\b.*\nLeft keys \[\d+\]: \[(\w+)#", re.MULTILINE)
+
+
+def joins_of_rows_since(spark: SparkSession, executions: int) -> set[str]:
+    """The kinds of joins by a row's key in all queries after the first ones; Delta also joins the names of files."""
+    queries = spark._jsparkSession.sharedState().statusStore().executionsList()
+    plans = [queries.apply(number).physicalPlanDescription() for number in range(executions, queries.size())]
+    return {kind for plan in plans for kind, column in JOIN.findall(plan) if column in ("id", "_key0")}
+
+
+def test_a_merge_broadcasts_no_side_of_a_join_because_the_driver_would_collect_it(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    writer = log_writer(tmp_path / "log")
+    append(writer, [first_copy()])
+    append(writer, [changes(Random(1))])
+    before = spark._jsparkSession.sharedState().statusStore().executionsCount()
+    with loop_in(tmp_path / "lake", tmp_path / "log", spark) as loop:
+        for end in (100, 200):
+            loop(spark, Position(end))
+
+    assert joins_of_rows_since(spark, before) == {"SortMergeJoin"}
 
 
 def test_a_file_that_only_the_executor_sees_is_not_committed(tmp_path: Path) -> None:
