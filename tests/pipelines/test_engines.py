@@ -65,8 +65,18 @@ class Run:
 
         until(is_applied, lambda: f"{position} is applied: {self.runner.state}, {self.reasons}")
 
-    def batches(self, engine: Engine) -> int:
-        return int(self._figures.value(metrics.ENGINE_BATCHES, "shop", "lake", engine) or 0)
+    @property
+    def batches(self) -> tuple[int, int]:
+        """How many batches the apply process applied, and how many Spark."""
+        here, spark = (
+            int(self._figures.value(metrics.ENGINE_BATCHES, "shop", "lake", engine) or 0)
+            for engine in (Engine.HERE, Engine.SPARK)
+        )
+        return here, spark
+
+    def expect_batches(self, *, here: int, spark: int) -> None:
+        """Wait until the batches are counted: that happens after their position is published."""
+        until(lambda: self.batches == (here, spark), lambda: f"{here} and {spark} batches, not {self.batches}")
 
     @property
     def is_last_in_spark(self) -> bool:
@@ -118,10 +128,10 @@ def test_with_engine_spark_every_batch_goes_through_the_query_which_stays_on(
     with running(shop, EngineChoice.SPARK, spark_with(spark)) as run:
         run.apply_to(END)
         assert shop.lake() == expected
-        assert (run.batches(Engine.HERE), run.batches(Engine.SPARK)) == (0, 1)
+        run.expect_batches(here=0, spark=1)
         shop.append(END + 1, [change(END + 1, 0, 1, "one row", op="u")])
         run.apply_to(END + 1)
-        assert (run.batches(Engine.HERE), run.batches(Engine.SPARK)) == (0, 2)
+        run.expect_batches(here=0, spark=2)
         assert run.is_last_in_spark
         assert run.step() in WITH_QUERY  # although an idle one would stop at once
 
@@ -142,7 +152,7 @@ def test_with_engine_here_a_transaction_that_does_not_fit_stops_the_sink_before_
         until(lambda: run.step() is State.HALTED, "the sink stops")
         assert isinstance(run.runner.final_error, BatchTooLarge)
         assert any(reason and reason.startswith("CDC-3043 range") and "auto" in reason for reason in run.reasons)
-        assert not run.batches(Engine.SPARK)
+        assert run.batches[1] == 0
     assert shop.lake() == applied_shop().lake()
 
 
@@ -153,13 +163,13 @@ def test_auto_gives_a_cluster_a_backlog_as_one_micro_batch_and_small_ranges_stay
     cores = ClusterCores(started, "spark://elsewhere:7077")
     with running(shop, EngineChoice.AUTO, started, limits=SMALL_BATCHES, cores=cores) as run:
         run.apply_to(END)
-        before = run.batches(Engine.HERE), run.batches(Engine.SPARK)
+        here, spark_batches = run.batches
         last = append_backlog(shop, END + 1)
         run.apply_to(last)
-        assert (run.batches(Engine.HERE), run.batches(Engine.SPARK)) == (before[0], before[1] + 1)
+        run.expect_batches(here=here, spark=spark_batches + 1)
         shop.append(last + 1, [change(last + 1, 0, 1, "small", op="u")])
         run.apply_to(last + 1)
-        assert run.batches(Engine.HERE) == before[0] + 1
+        run.expect_batches(here=here + 1, spark=spark_batches + 1)
         assert not run.is_last_in_spark
     orders = {row["id"]: row["note"] for row in shop.lake()["shop.orders"]}
     assert orders[1] == "small"
@@ -176,14 +186,14 @@ def test_without_a_free_core_slices_are_taken_here_and_the_status_says_so_until_
             run.apply_to(END)
             middle = append_backlog(shop, END + 1)
             run.apply_to(middle)
-            assert run.batches(Engine.SPARK) == 0
-            assert run.batches(Engine.HERE) > 0
+            assert run.batches[0] > 0
+            assert run.batches[1] == 0
             assert f"{NO_CORE}; the apply process takes small batches" in run.reasons
         until(lambda: cores.now() == Cores(is_cluster=True, free=2), "the cores are free")
         last = append_backlog(shop, middle + 1)
         run.reasons.clear()
         run.apply_to(last)
-        assert run.batches(Engine.SPARK) == 1
+        until(lambda: run.batches[1] == 1, "the batch of Spark is counted")
         run.step()
         assert run.reasons <= {None, AWAITS_SPARK}
     assert {row["note"] for row in shop.lake()["shop.orders"] if row["id"] < 7} == {
@@ -207,7 +217,7 @@ def test_a_sink_is_closed_while_its_micro_batch_waits_for_a_core(
         assert None not in run.reasons
         run.runner.stop()
         assert run.runner.state is State.CLOSED
-        assert not run.batches(Engine.SPARK)
+        assert run.batches[1] == 0
 
 
 class MortalLake(DeltaSink):
