@@ -108,7 +108,7 @@ BROUGHT_TO_DRIVER = {
     "pipelines/folding/spark_fold.py": "one partition at a time, for a replay",
     "pipelines/range_folder.py": "small tables, and tables that the sink takes only on the driver",
     "pipelines/replaying/latest_rows.py": "names, sizes and statistics of files",
-    "pipelines/sinks/delta/executor_merge.py": "names, sizes and statistics of files",
+    "pipelines/sinks/delta/executor_files.py": "names, sizes and statistics of files",
     "pipelines/sinks/delta/latest_state_strategy.py": "a replay's rows of a target that Spark cannot write",
     "pipelines/sinks/delta/merge_source.py": "a replay's partial images",
     "pipelines/sinks/delta/spark_target.py": "base rows in a target that only Spark can read",

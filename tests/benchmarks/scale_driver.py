@@ -78,7 +78,7 @@ def _seconds(files: int) -> tuple[float, float]:
         target = _target(folder, files)
         written = [_written_file(number) for number in range(files, files + tasks)]
         began = time.perf_counter()
-        target.add([file.add_action() for file in written], int(after) + 1)
+        target.add([file.add_action() for file in written], target.commit(int(after) + 1))
         return planned, time.perf_counter() - began
 
 
@@ -122,7 +122,7 @@ def _target(folder: Path, files: int) -> DeltaTarget:
     sink.open("bench")
     target = DeltaTarget.open(sink.apply(_empty_batch(ITEMS)).target)
     assert target is not None
-    target.add([_written_file(number).add_action() for number in range(files)], 1)
+    target.add([_written_file(number).add_action() for number in range(files)], target.commit(1))
     return target
 
 

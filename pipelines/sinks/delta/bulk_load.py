@@ -53,7 +53,7 @@ class BulkLoad:
         files: files that executors wrote into the directory of the target.
         """
         target = self._targets.open(batch.schema)
-        target.add([file.add_action() for file in files], batch.upto)
+        target.add([file.add_action() for file in files], target.commit(batch.upto))
         return self._complete(batch, target)
 
     def _complete(self, batch: TableBatch, target: DeltaTarget) -> TableRecord:

@@ -519,11 +519,9 @@ class DeltaTarget:
         """Names of the columns for which `_delta_log` has file statistics."""
         return tuple(filter(None, (self.read_property(STATISTICS) or "").split(",")))
 
-    def add(self, files: Sequence[AddAction], position: int) -> None:
-        """Add data files in the target's directory to the table, in one commit whose `txn` has the given position."""
-        self.table.create_write_transaction(
-            list(files), "append", self.table.schema(), commit_properties=self.commit(position)
-        )
+    def add(self, files: Sequence[AddAction], commit: CommitProperties) -> None:
+        """Add data files in the target's directory to the table, in one commit with these properties."""
+        self.table.create_write_transaction(list(files), "append", self.table.schema(), commit_properties=commit)
         self.refresh()
 
     def complete_generation(self, position: int) -> None:

@@ -15,26 +15,22 @@ with the same errors.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
-from cdc.errors import SinkUnavailable
-from cdc.failpoint import hit
 from pipelines.folding.fold import has_base_key
 from pipelines.folding.folded_parts import IMAGES, FoldedParts, Piece, collect_images, piece_of_images
 from pipelines.folding.key_parts import from_ipc, split_by_part, to_ipc
 from pipelines.runtime.executor_code import forwarding_errors, raising_task_errors
 from pipelines.sinks.delta.dead_letters import failing_rows, refused_rows
 from pipelines.sinks.delta.delta_target import DeltaTarget, TxnMarker
+from pipelines.sinks.delta.executor_files import FILES, PartFile, add_files, takes_files
 from pipelines.sinks.delta.merge_source import (
     BaseLookup,
     as_upserts,
@@ -44,9 +40,9 @@ from pipelines.sinks.delta.merge_source import (
     source_rows,
     split_partial,
 )
-from pipelines.sinks.delta.new_data_files import SAMPLE_ROWS, DataFile, FileStatistics, TargetFolder, parquet_options
+from pipelines.sinks.delta.new_data_files import TargetFolder
 from pipelines.sinks.delta.schema_evolution import FilledColumn, evolved_batch, read_plan
-from pipelines.sinks.delta.spark_target import SparkTarget, frame_at, frame_of
+from pipelines.sinks.delta.spark_target import frame_at, frame_of
 from pipelines.sinks.delta.target_columns import OP, RowShape
 from pipelines.sinks.delta.target_layout import backticked
 from pipelines.sinks.delta.target_part import columns_of_part
@@ -57,8 +53,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-FILES: Final = "name string, size long, rows long, statistics string"
-"""The columns of a frame of `DataFile`s."""
 SORTED_JOIN: Final = "merge"
 """Spark's hint for a join that sorts both sides on the executors.
 
@@ -143,12 +137,9 @@ class ExecutorMerge:
 
     def can_write_files(self) -> bool:
         """Return whether executors can write data files for `write_files`: an empty directory without partitions."""
-        if self.target.files()[0] or "://" in self.target.uri or isinstance(self.target, SparkTarget):
+        if self.target.files()[0] or self.parts.table.incomplete or not takes_files(self.target):
             return False
-        if self.parts.table.incomplete:
-            return False
-        shape, partitions = self.shape, self.target.metadata.partition_columns
-        return not partitions and not has_float_key(shape.source, shape.key)
+        return not has_float_key(self.shape.source, self.shape.key)
 
     def write_files(self, marker: TxnMarker) -> None:
         """Write the upserts of the batch to data files of the empty target, and add them in one commit."""
@@ -156,17 +147,12 @@ class ExecutorMerge:
 
         def write(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
             with forwarding_errors():
-                file = _PartFile(folder)
+                file = PartFile(folder)
                 for _, images in pieces:
                     file.add(_written_rows(images, shape))
                 yield from file.close()
 
-        with raising_task_errors():
-            files = [DataFile(**row.asDict()) for row in self.parts.map_parts(write, FILES).collect()]
-        check_visible(folder, files)
-        hit("delta_executor_files")
-        self.target.check_not_committed(marker)
-        self.target.add([file.add_action() for file in files], marker.version)
+        add_files(self.target, self.parts.map_parts(write, FILES), marker)
 
     def find_refused(self, limit: int) -> pa.Table:
         """Return the folded rows that the target refuses, not many more than `limit`."""
@@ -273,17 +259,6 @@ class ExecutorMerge:
         return joined.mapInArrow(pack, _TASK_ROWS)
 
 
-def check_visible(folder: TargetFolder, files: Sequence[DataFile]) -> None:
-    """Raise SinkUnavailable if the driver does not see a file that an executor wrote, so that no commit names it."""
-    for file in files:
-        path = Path(folder.path) / file.name
-        if not path.is_file() or path.stat().st_size != file.size:
-            raise SinkUnavailable(
-                f"an executor wrote file {file.name!r} of target {folder.path!r}, but the driver does not see it",
-                remedy="set the sink's path to an object store, or to a directory that driver and executors share",
-            )
-
-
 def count_nulled_in_parts(parts: FoldedParts, shape: RowShape) -> int:
     """Return what `count_nulled` returns, for rows on the executors."""
     if not any(may_be_nulled(column, shape.policy) for column in shape.schema.sent):
@@ -294,32 +269,6 @@ def count_nulled_in_parts(parts: FoldedParts, shape: RowShape) -> int:
 
     total = parts.map_pieces(count, "nulled long").selectExpr("sum(nulled) AS nulled").first()
     return 0 if total is None else total["nulled"] or 0
-
-
-class _PartFile:
-    """The data file of one part, which a task writes piece by piece."""
-
-    def __init__(self, folder: TargetFolder) -> None:
-        self._path = Path(folder.path) / f"part-{uuid.uuid4()}.parquet"
-        self._statistics = FileStatistics(folder.statistics_columns)
-        self._writer: pq.ParquetWriter | None = None
-
-    def add(self, rows: pa.Table) -> None:
-        if not rows.num_rows:
-            return
-        if self._writer is None:
-            options = parquet_options(rows.schema, rows.slice(0, SAMPLE_ROWS))
-            self._writer = pq.ParquetWriter(self._path, rows.schema, store_schema=False, **options)
-        self._writer.write_table(rows)
-        self._statistics.add(rows)
-
-    def close(self) -> Iterator[pa.RecordBatch]:
-        """Yield the DataFile of the rows, if there are any."""
-        if self._writer is None:
-            return
-        self._writer.close()
-        rows, size = self._statistics.rows, self._path.stat().st_size
-        yield pa.RecordBatch.from_pylist([asdict(DataFile(self._path.name, size, rows, self._statistics.to_json()))])
 
 
 def _written_rows(images: pa.Table, shape: RowShape) -> pa.Table:

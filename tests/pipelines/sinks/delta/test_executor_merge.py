@@ -10,11 +10,8 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from cdc.errors import SinkUnavailable
 from cdc.failpoint import VARIABLE, Abandoned
 from cdc.position import Position
-from pipelines.sinks.delta.executor_merge import check_visible
-from pipelines.sinks.delta.new_data_files import DataFile, TargetFolder
 from tests.pipelines.cold_log import append, log_writer
 from tests.pipelines.fold_model import Row, log_row
 from tests.pipelines.test_both_ways import loop_in, parked_in, records_of, rows_of, schema
@@ -116,13 +113,3 @@ def test_a_merge_broadcasts_no_side_of_a_join_because_the_driver_would_collect_i
             loop(spark, Position(end))
 
     assert joins_of_rows_since(spark, before) == {"SortMergeJoin"}
-
-
-def test_a_file_that_only_the_executor_sees_is_not_committed(tmp_path: Path) -> None:
-    folder, shared = TargetFolder(str(tmp_path), ()), tmp_path / "shared.parquet"
-    shared.write_bytes(b"1234")
-    files = [DataFile("shared.parquet", 4, 1, "{}"), DataFile("elsewhere.parquet", 4, 1, "{}")]
-
-    check_visible(folder, files[:1])
-    with pytest.raises(SinkUnavailable, match="does not see it"):
-        check_visible(folder, files)

@@ -74,7 +74,7 @@ def test_a_huge_target_needs_no_spark_for_keys_of_its_small_files_alone(tmp_path
     huge = statistics(pa.table({"id": pa.array([1_000, 9_000], pa.int64())}), ["id"])
     target = DeltaTarget.open(record.target)
     assert target is not None
-    target.add([DataFile("huge.parquet", MAX_CANDIDATE_BYTES + 1, 2, huge).add_action()], 20)
+    target.add([DataFile("huge.parquet", MAX_CANDIDATE_BYTES + 1, 2, huge).add_action()], target.commit(20))
 
     sink.apply(batch([put(1, "A", 30), put(5, "c", 31)], 20, 40))
     with pytest.raises(SparkAwaited, match=r"'shop\.orders'"):

@@ -1,0 +1,83 @@
+"""Data files that Spark's executors write for a target on a disk, and the commit of the driver that adds them."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cdc.errors import SinkUnavailable
+from cdc.failpoint import hit
+from pipelines.runtime.executor_code import raising_task_errors
+from pipelines.sinks.delta.delta_target import DeltaTarget, TxnMarker
+from pipelines.sinks.delta.new_data_files import SAMPLE_ROWS, DataFile, FileStatistics, TargetFolder, parquet_options
+from pipelines.sinks.delta.spark_target import SparkTarget
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+FILES: Final = "name string, size long, rows long, statistics string"
+"""The columns of a frame of `DataFile`s."""
+
+
+class PartFile:
+    """The data file of one part, which a task writes piece by piece."""
+
+    def __init__(self, folder: TargetFolder) -> None:
+        self._path = Path(folder.path) / f"part-{uuid.uuid4()}.parquet"
+        self._statistics = FileStatistics(folder.statistics_columns)
+        self._writer: pq.ParquetWriter | None = None
+
+    def add(self, rows: pa.Table) -> None:
+        """Write some rows to the file; the first ones create it."""
+        if not rows.num_rows:
+            return
+        if self._writer is None:
+            options = parquet_options(rows.schema, rows.slice(0, SAMPLE_ROWS))
+            self._writer = pq.ParquetWriter(self._path, rows.schema, store_schema=False, **options)
+        self._writer.write_table(rows)
+        self._statistics.add(rows)
+
+    def close(self) -> Iterator[pa.RecordBatch]:
+        """Yield the DataFile of the rows, if there are any."""
+        if self._writer is None:
+            return
+        self._writer.close()
+        rows, size = self._statistics.rows, self._path.stat().st_size
+        yield pa.RecordBatch.from_pylist([asdict(DataFile(self._path.name, size, rows, self._statistics.to_json()))])
+
+
+def takes_files(target: DeltaTarget) -> bool:
+    """Return whether a commit can add files of executors to a target: it is on a disk, and has no partitions."""
+    if "://" in target.uri or isinstance(target, SparkTarget):
+        return False
+    return not target.metadata.partition_columns
+
+
+def add_files(target: DeltaTarget, written: DataFrame, marker: TxnMarker) -> None:
+    """Let executors write data files, and add the files to the target in one commit.
+
+    written: a frame with the columns FILES, whose tasks write the files.
+    """
+    with raising_task_errors():
+        files = [DataFile(**row.asDict()) for row in written.collect()]
+    check_visible(TargetFolder(target.uri, ()), files)
+    hit("delta_executor_files")
+    target.check_not_committed(marker)
+    target.add([file.add_action() for file in files], marker.properties)
+
+
+def check_visible(folder: TargetFolder, files: Sequence[DataFile]) -> None:
+    """Raise SinkUnavailable if the driver does not see a file that an executor wrote, so that no commit names it."""
+    for file in files:
+        path = Path(folder.path) / file.name
+        if not path.is_file() or path.stat().st_size != file.size:
+            raise SinkUnavailable(
+                f"an executor wrote file {file.name!r} of target {folder.path!r}, but the driver does not see it",
+                remedy="set the sink's path to an object store, or to a directory that driver and executors share",
+            )
