@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from cdc.catalog import Catalog
-from cdc.config import EngineChoice, load_definition
+from cdc.config import DeltaSinkDefinition, EngineChoice, load_definition
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.stores.lake_reader import read_target
@@ -28,6 +28,7 @@ from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.sink_status_reporter import SinkFigures
 from pipelines.sink_factory import build_sink
 from pipelines.sink_loop import SinkLoop
+from pipelines.sinks.contract import Sink
 from tests.fixtures.catalog import put_catalog
 from tests.log.rows import schema_of
 from tests.pipelines.cold_log import SPREAD, append, log_writer, transactions
@@ -91,7 +92,9 @@ def random_log(random: Random) -> list[list[Row]]:
 
 
 @contextmanager
-def loop_in(folder: Path, log: Path, spark: SparkSession | None) -> Iterator[SinkLoop]:
+def loop_in(
+    folder: Path, log: Path, spark: SparkSession | None, build: Callable[[DeltaSinkDefinition], Sink] = build_sink
+) -> Iterator[SinkLoop]:
     """The loop of a Delta sink in a folder; with Spark every row stays on the executors."""
     folder.mkdir(exist_ok=True)
     (folder / "shop.yaml").write_text(
@@ -102,7 +105,8 @@ def loop_in(folder: Path, log: Path, spark: SparkSession | None) -> Iterator[Sin
     put_catalog(folder)
     definition = load_definition(folder / "shop.yaml")
     wanted = definition.sinks[0]
-    sink, fold = build_sink(wanted), RangeFolder(LogReader(log), wanted.name, wanted.tables)
+    assert isinstance(wanted, DeltaSinkDefinition)
+    sink, fold = build(wanted), RangeFolder(LogReader(log), wanted.name, wanted.tables)
     if spark is not None:
         sink.attach(spark)
         fold.choice, fold.collected_rows = EngineChoice.SPARK, 0
