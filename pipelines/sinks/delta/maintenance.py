@@ -156,8 +156,9 @@ class TableFiles:
     A file is unused if neither the newest version nor a version of a kept cut contains it. It may be removed once it
     was unused for some time without interruption. That time is only in memory, so a new process counts from zero.
 
-    A file that this process never saw in the table is removed only if it is also a day old. A younger file may belong
-    to a commit that another client has not made yet. An older one was probably left by a killed writer.
+    A file that this process never saw in the table is removed only if it is also a day old, or was seen unused for a
+    day, because the clock of the machine that wrote it may be ahead. A younger file may belong to a commit that another
+    client has not made yet. An older one was probably left by a killed writer.
     """
 
     marks: dict[str, float] = field(default_factory=dict)
@@ -197,7 +198,7 @@ class TableFiles:
         return sorted(
             path
             for path, since in self.marks.items()
-            if now - since >= after and (path in self.known or present[path] >= UNKNOWN_FILE_AGE)
+            if now - since >= after and (path in self.known or max(present[path], now - since) >= UNKNOWN_FILE_AGE)
         )
 
 

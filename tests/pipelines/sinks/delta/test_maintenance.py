@@ -108,6 +108,21 @@ def test_a_file_that_the_driver_never_saw_in_the_table_stays_a_day(tmp_path: Pat
     assert not foreign.exists()
 
 
+def test_a_file_of_a_machine_whose_clock_is_ahead_goes_after_a_day_unless_the_table_has_it(tmp_path: Path):
+    upkept = MaintainedSink(tmp_path, UpkeepSettings(every=1, vacuum_after=AFTER))
+    upkept.round()
+    orphan, (live,) = Path(upkept.uri, "orphan.parquet"), Path(upkept.uri).glob("*.parquet")
+    orphan.write_bytes(b"")
+    for path in (orphan, live):
+        os.utime(path, (0, path.stat().st_mtime + 400 * UNKNOWN_FILE_AGE))
+    for passed in (AFTER, AFTER, UNKNOWN_FILE_AGE):
+        assert orphan.exists()
+        upkept.clock.now += passed
+        upkept.look()
+    assert not orphan.exists()
+    assert upkept.items() == upkept.expected(1)
+
+
 def test_many_small_files_become_few_and_the_rows_stay(tmp_path: Path):
     upkept = MaintainedSink(tmp_path, UpkeepSettings(every=1000, vacuum_after=1000))
     upkept.round()
