@@ -1,7 +1,12 @@
-"""Atomic, durable file writes: write a temporary file, fsync it, rename or link it, fsync the directory."""
+"""Atomic, durable file writes: write a temporary file, fsync it, rename or link it, fsync the directory.
+
+A file that must be created only once, such as a commit, is linked under its name: the link fails if the name exists.
+delta-rs commits in the same way. A file system without hard links is refused.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
 import uuid
 from collections.abc import Collection, Iterator
@@ -11,7 +16,11 @@ from functools import cache
 from pathlib import Path
 from typing import Final, Protocol
 
+from cdc.errors import HardLinksUnsupported
+
 _SYNCS_AT_ONCE: Final = 8
+_NO_LINKS: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS})
+"""Errors of `link` on a file system that makes no hard links."""
 
 
 class SyncFailed(OSError):
@@ -47,14 +56,31 @@ def create(path: Path | StoredObject, content: bytes) -> None:
 
     The file is durable when the function returns. After any other OSError the file is missing, or it has its content
     and may not survive a power loss. In an object store a repeated request may raise FileExistsError for the file that
-    this call created. Hidden files and other errors are as for `replace`.
+    this call created. Hidden files and other errors are as for `replace`. Raises HardLinksUnsupported on a file system
+    without hard links.
     """
     if not isinstance(path, Path):
         path.create_bytes(content)
         return
     with _synced_draft(path, content) as draft:
-        path.hardlink_to(draft)
+        link(draft, path)
     sync(path.parent)
+
+
+def link(file: Path, name: Path) -> None:
+    """Give a file a second name in the same file system.
+
+    Raises FileExistsError if the name exists, HardLinksUnsupported on a file system without hard links.
+    """
+    try:
+        name.hardlink_to(file)
+    except OSError as exc:
+        if exc.errno in _NO_LINKS:
+            reason = (exc.strerror or str(exc)).lower()
+            raise HardLinksUnsupported(
+                f"the file system of {str(name.parent)!r} makes no hard links: {reason}"
+            ) from exc
+        raise
 
 
 def probe_writable(folder: Path) -> None:
@@ -62,14 +88,19 @@ def probe_writable(folder: Path) -> None:
 
     If the folder does not exist, the function tests its nearest existing parent instead.
     """
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    draft = folder / f".probe-{uuid.uuid4().hex}.tmp"
-    try:
-        draft.write_bytes(b"probe")
-    finally:
-        with suppress(OSError):
-            draft.unlink(missing_ok=True)
+    with _probe(folder):
+        pass
+
+
+def probe_links(folder: Path) -> None:
+    """Test as `probe_writable` does, and also link the file; raises HardLinksUnsupported if that fails."""
+    with _probe(folder) as draft:
+        linked = draft.with_suffix(".link")
+        try:
+            link(draft, linked)
+        finally:
+            with suppress(OSError):
+                linked.unlink(missing_ok=True)
 
 
 def sync(path: Path | StoredObject) -> None:
@@ -109,6 +140,20 @@ def make_directory(path: Path) -> None:
 def _sync_existing(path: Path) -> None:
     with suppress(FileNotFoundError):
         sync(path)
+
+
+@contextmanager
+def _probe(folder: Path) -> Iterator[Path]:
+    """Write a small file into the folder, or into its nearest existing parent, and remove it after the block."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    draft = folder / f".probe-{uuid.uuid4().hex}.tmp"
+    try:
+        draft.write_bytes(b"probe")
+        yield draft
+    finally:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
 
 
 @cache

@@ -107,6 +107,7 @@
     │   ├── QueryFailed             the query engine failed while it ran a query
     │   ├── QueryStopped            a query over the API needs too much time or memory
     │   ├── FileUnusable            exit 3: a file or directory that cannot be read or written
+    │   │   └── HardLinksUnsupported the log or a target is on a file system that cannot create a file only once
     │   ├── RequestLimitExceeded    exit 2: a request is too large or too slow, or too many are open
     │   └── ServiceUnprotected      exit 2: the API would be open to the network without a token
     ├── CheckFailed           CDC-6xxx  exit 4   a check found a problem
@@ -1153,6 +1154,13 @@ class FileUnusable(ServiceError):
     code = "CDC-5016"
     exit_code = ExitCode.ENVIRONMENT
     remedy = "check that the path exists and that this user may read and write it"
+
+
+class HardLinksUnsupported(FileUnusable):
+    """A file system makes no hard links, so cdc cannot commit there without the risk of replacing another commit."""
+
+    code = "CDC-5020"
+    remedy = "set log.path and the paths of sinks to an object store, or to a file system with hard links"
 
 
 class RequestLimitExceeded(ServiceError):

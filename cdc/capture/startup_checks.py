@@ -25,6 +25,7 @@ from cdc.errors import (
     CatalogUnavailable,
     CdcError,
     ConfigError,
+    HardLinksUnsupported,
     LogCorrupt,
     LogError,
     LogExposed,
@@ -272,7 +273,7 @@ def _log_directory(subject: CheckSubject) -> Iterator[PreflightProblem]:
         check_writable_format(subject.log.format)
     if isinstance(root, Path):
         try:
-            atomic_file.probe_writable(root)
+            atomic_file.probe_links(root)
         except OSError as exc:
             raise LogUnwritable(f"the log's directory {str(root)!r} cannot be written: {_reason(exc)}") from exc
     yield from ()
@@ -366,7 +367,9 @@ def _lake(subject: CheckSubject) -> Iterator[PreflightProblem]:
         if is_remote(path):
             continue
         try:
-            atomic_file.probe_writable(Path(path.removeprefix("file://")))
+            atomic_file.probe_links(Path(path.removeprefix("file://")))
+        except HardLinksUnsupported as exc:
+            yield _problem_of(exc, f"sink {sink.name}")
         except OSError as exc:
             error = SinkUnavailable(f"the directory {path!r} of the targets cannot be written: {_reason(exc)}")
             yield _problem_of(error, f"sink {sink.name}")

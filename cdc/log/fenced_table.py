@@ -115,7 +115,7 @@ class FencedTable:
         """Create an empty table at `path` unless a table exists; the directory's name becomes the table's name.
 
         The method first repairs a torn commit of an existing table. Raises LogUnwritable if the directory cannot be
-        created.
+        created, HardLinksUnsupported if its file system makes no hard links.
         """
         repair_torn_commit(path)
         if is_table(path):
@@ -126,6 +126,7 @@ class FencedTable:
             else:
                 make_private_directory(path.parent)  # the log's root
                 make_private_directory(path)
+                atomic_file.probe_links(path)
         except OSError as exc:
             why = (exc.strerror or "refused").lower()
             raise LogUnwritable(f"the log's directory {str(path)!r} cannot be created: {why}") from exc

@@ -11,7 +11,6 @@ system releases the lock when the process ends. So `open` fails for a second dri
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -486,7 +485,7 @@ def _linked(index: Path, cut: Path) -> bool:
     try:
         for file in index.iterdir():
             if file.name.partition(".")[0] in segments:
-                os.link(file, cut / file.name)
+                atomic_file.link(file, cut / file.name)
         (cut / "meta.json").write_bytes(meta)
         tantivy.Index.open(str(cut)).searcher()
     except (FileNotFoundError, ValueError):

@@ -9,7 +9,6 @@ deleted after the rename: they may contain values that the rules of the sink now
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
@@ -116,7 +115,7 @@ def put_index(new: Path, old: Path) -> None:
             managed |= set(json.loads((directory / MANAGED).read_bytes()))
     for file in new.iterdir():
         if file.name not in {META, MANAGED, *_LOCKS} and not (old / file.name).exists():
-            os.link(file, old / file.name)
+            atomic_file.link(file, old / file.name)
     # MANAGED before META: after a crash in between, the next commit of the sink removes the new segments
     atomic_file.replace(old / MANAGED, json.dumps(sorted(managed)).encode())
     hit("replay_before_publish")

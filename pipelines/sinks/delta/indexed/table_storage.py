@@ -107,7 +107,7 @@ class LocalStorage(TableStorage):
         draft = file.with_name(f".{file.name}.{uuid.uuid4().hex}.tmp")
         try:
             draft.write_bytes(content)
-            os.link(draft, file)
+            atomic_file.link(draft, file)
         finally:
             with suppress(OSError):
                 draft.unlink(missing_ok=True)
