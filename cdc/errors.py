@@ -82,6 +82,7 @@
     │   ├── SearchRequestRefused    quarantine: the search server refuses a request as invalid
     │   ├── BatchTooLarge           spark.engine is 'here', and a transaction does not fit the apply process
     │   ├── ExecutorPythonUnusable  exit 3, retried: another version of Python, or a missing package
+    │   ├── ExecutorFilesUnusable   exit 3, retried: the driver does not see or may not read what executors write
     │   ├── DeltaJarMissing         exit 3
     │   └── SparkUnavailable        exit 3: no Java, or a master or setting that Spark rejects
     ├── LogError              CDC-4xxx           the change log
@@ -851,6 +852,17 @@ class ExecutorPythonUnusable(SinkError):
     remedy = (
         "install the driver's version of Python and the packages that cdc depends on on every worker, and name this "
         "Python with --python of 'cdc spark submit' or with PYSPARK_PYTHON"
+    )
+
+
+class ExecutorFilesUnusable(SinkError):
+    """Executors write files of a Delta target that the driver does not see or may not read, so no commit names them."""
+
+    code = "CDC-3046"
+    reaction = Reaction.RETRY
+    exit_code = ExitCode.ENVIRONMENT
+    remedy = (
+        "set the sink's path to an object store, or to a directory that driver and executors share and both may read"
     )
 
 

@@ -111,6 +111,7 @@ BROUGHT_TO_DRIVER = {
     "pipelines/sinks/delta/executor_files.py": "names, sizes and statistics of files",
     "pipelines/sinks/delta/latest_state_strategy.py": "a replay's rows of a target that Spark cannot write",
     "pipelines/sinks/delta/merge_source.py": "a replay's partial images",
+    "pipelines/sinks/delta/shared_directory.py": "names of probes",
     "pipelines/sinks/delta/spark_target.py": "base rows in a target that only Spark can read",
     "pipelines/sinks/search_server/executor_writer.py": "the first error",
     "pipelines/submitted/copy_chunks.py": "names, sizes and checksums of files",

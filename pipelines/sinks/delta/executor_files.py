@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cdc.errors import SinkUnavailable
 from cdc.failpoint import hit
 from pipelines.runtime.executor_code import raising_task_errors
 from pipelines.sinks.delta.delta_target import DeltaTarget, TxnMarker
 from pipelines.sinks.delta.new_data_files import SAMPLE_ROWS, DataFile, FileStatistics, TargetFolder, parquet_options
+from pipelines.sinks.delta.shared_directory import check_readable, unwritable
 from pipelines.sinks.delta.spark_target import SparkTarget
 
 if TYPE_CHECKING:
@@ -34,12 +34,15 @@ class PartFile:
         self._writer: pq.ParquetWriter | None = None
 
     def add(self, rows: pa.Table) -> None:
-        """Write some rows to the file; the first ones create it."""
+        """Write some rows to the file; the first ones create it. Raises ExecutorFilesUnusable if they cannot."""
         if not rows.num_rows:
             return
         if self._writer is None:
             options = parquet_options(rows.schema, rows.slice(0, SAMPLE_ROWS))
-            self._writer = pq.ParquetWriter(self._path, rows.schema, store_schema=False, **options)
+            try:
+                self._writer = pq.ParquetWriter(self._path, rows.schema, store_schema=False, **options)
+            except OSError as exc:
+                raise unwritable(str(self._path.parent), exc) from exc
         self._writer.write_table(rows)
         self._statistics.add(rows)
 
@@ -73,11 +76,6 @@ def add_files(target: DeltaTarget, written: DataFrame, marker: TxnMarker) -> Non
 
 
 def check_visible(folder: TargetFolder, files: Sequence[DataFile]) -> None:
-    """Raise SinkUnavailable if the driver does not see a file that an executor wrote, so that no commit names it."""
+    """Raise ExecutorFilesUnusable, so that nothing is committed, if the driver cannot read a file of an executor."""
     for file in files:
-        path = Path(folder.path) / file.name
-        if not path.is_file() or path.stat().st_size != file.size:
-            raise SinkUnavailable(
-                f"an executor wrote file {file.name!r} of target {folder.path!r}, but the driver does not see it",
-                remedy="set the sink's path to an object store, or to a directory that driver and executors share",
-            )
+        check_readable(Path(folder.path) / file.name, file.size)

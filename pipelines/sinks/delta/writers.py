@@ -27,6 +27,7 @@ from pipelines.sinks.contract import SparkAwaited, TableBatch
 from pipelines.sinks.delta.delta_target import DeltaTarget, TxnMarker
 from pipelines.sinks.delta.open_indexed_tables import IndexedTargets
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
+from pipelines.sinks.delta.shared_directory import SharedDirectories
 from pipelines.sinks.delta.spark_target import (
     ONE_SPARK_WRITE,
     SparkTarget,
@@ -61,6 +62,7 @@ class Writers:
         self.by_spark = False
         """Whether Spark may write targets: a session that can do so is attached, and the writer is not `delta-rs`."""
         self._spark: SparkSession | None = None
+        self._directories = SharedDirectories()
 
     def attach(self, spark: SparkSession) -> None:
         """Use this Spark session for merges from now on."""
@@ -77,6 +79,14 @@ class Writers:
                 remedy="add hadoop-aws (or the package of the store) to spark.conf, or set writer to 'auto' or "
                 "'delta-rs'",
             )
+
+    def check_directory(self, uri: str) -> None:
+        """Raise ExecutorFilesUnusable if a commit would name files of executors that the driver cannot read.
+
+        Called before executors write to the target at `uri`.
+        """
+        if self._spark is not None:
+            self._directories.check(self._spark, uri)
 
     def writable(self, whole: DeltaTarget, layout: TargetLayout) -> DeltaTarget:
         """Return `whole` if delta-rs can write it, otherwise a SparkTarget for the same Delta table.
@@ -149,6 +159,8 @@ class Writers:
         again that the other driver deleted in a later range.
         """
         target.check_not_committed(marker)
+        if writer is Writer.SPARK:
+            self.check_directory(target.uri)
         with ONE_SPARK_WRITE if writer is Writer.SPARK else nullcontext():
             if writer is Writer.INDEXED:
                 self.indexed.merge(target, source, key, marker)

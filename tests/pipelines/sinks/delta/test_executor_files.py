@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
-from cdc.errors import SinkUnavailable
-from pipelines.sinks.delta.executor_files import check_visible
+from cdc.errors import ExecutorFilesUnusable
+from pipelines.sinks.delta.executor_files import PartFile, check_visible
 from pipelines.sinks.delta.new_data_files import DataFile, TargetFolder
 
 
@@ -17,5 +18,11 @@ def test_a_file_that_only_the_executor_sees_is_not_committed(tmp_path: Path) -> 
     files = [DataFile("shared.parquet", 4, 1, "{}"), DataFile("elsewhere.parquet", 4, 1, "{}")]
 
     check_visible(folder, files[:1])
-    with pytest.raises(SinkUnavailable, match="does not see it"):
+    with pytest.raises(ExecutorFilesUnusable, match="does not see it"):
         check_visible(folder, files)
+
+
+def test_an_executor_without_the_directory_says_so(tmp_path: Path) -> None:
+    file = PartFile(TargetFolder(f"{tmp_path}/missing", ()))
+    with pytest.raises(ExecutorFilesUnusable, match=r"the executor on .* cannot write .*: .*no such file"):
+        file.add(pa.table({"id": [1]}))
