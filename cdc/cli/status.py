@@ -132,6 +132,8 @@ def _print_lines(found: PipelineStatus, summary: str, file: Path) -> None:
             echo(
                 f"  {backfill.kind:<9} {backfill.id:>4}  {backfill.state:<14}{what}  {progress_text(backfill)}".rstrip()
             )
+    if found.executor_copy is not None:
+        echo(f"  {'copy':<9} {found.executor_copy.text}")
 
 
 def _print_verification(found: PipelineStatus) -> None:

@@ -45,6 +45,7 @@ from cdc.service.verification_status import (
     verified_statuses,
 )
 from cdc.snapshot.backfill_status import BackfillStatus, list_backfills
+from cdc.snapshot.executor_exchange import ExecutorCopy, executor_copy
 
 if TYPE_CHECKING:
     from cdc.catalog import Catalog
@@ -143,6 +144,8 @@ class PipelineStatus:
     problems: tuple[Problem, ...] = field(default=())
     backfills: tuple[BackfillStatus, ...] = field(default=())
     """Pending and recently ended backfills, newest first."""
+    executor_copy: ExecutorCopy | None = None
+    """What executors read for the reader; null unless a 'cdc spark submit copy' runs."""
     log: LogStatus | None = None
     """The last status of the log; null before the first sample."""
     verified: tuple[VerifiedStatus, ...] = field(default=())
@@ -217,6 +220,7 @@ def pipeline_status(
         tables=tables,
         problems=problems,
         backfills=backfills,
+        executor_copy=executor_copy(catalog, name),
         log=log,
         verified=verified,
         verification=verification,

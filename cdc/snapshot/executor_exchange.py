@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -58,6 +59,51 @@ FAILURES: Final = 20
 
 class ExecutorsChanged(Exception):
     """Raised to end a copy that must continue with other readers: executors were offered, or are gone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorCopy:
+    """What the executors of a running 'cdc spark submit copy' have read, and what they read now."""
+
+    tasks: int
+    """Maximum number of tasks at the same time."""
+    chunks: int
+    """Number of chunks that the reader got from this job so far."""
+    rows: int
+    """Number of rows in these chunks."""
+    tables: dict[str, int]
+    """Topic → number of its chunks that the reader waits for now."""
+
+    @property
+    def text(self) -> str:
+        """One line for a person."""
+        numbers = [f"{topic} ({tasks} {'task' if tasks == 1 else 'tasks'})" for topic, tasks in self.tables.items()]
+        now = ", ".join(numbers) or "no chunk"
+        done = f"{self.rows:,} rows in {self.chunks:,} chunks so far"
+        return f"executors read {now}, up to {self.tasks} tasks at a time; {done}"
+
+
+def executor_copy(catalog: Catalog, pipeline: str) -> ExecutorCopy | None:
+    """Return what executors do for the reader of a pipeline; None if no driver offers executors."""
+    offer = _valid_offer(catalog, pipeline)
+    if offer is None:
+        return None
+    tasks = (ChunkTask.from_json(command.payload) for command in catalog.commands.pending(pipeline, TASK))
+    topics = Counter(task.schema.topic for task in tasks)
+    done = offer.result or {}
+    return ExecutorCopy(
+        tasks=int(offer.payload["tasks"]),
+        chunks=int(done.get("chunks", 0)),
+        rows=int(done.get("rows", 0)),
+        tables=dict(sorted(topics.items())),
+    )
+
+
+def _valid_offer(catalog: Catalog, pipeline: str) -> Command | None:
+    """Return the newest offer whose driver runs."""
+    offers = catalog.commands.pending(pipeline, OFFER)
+    holders = ((offer, catalog.leases.holder(offer.payload[JOB_LEASE])) for offer in reversed(offers))
+    return next((offer for offer, holder in holders if holder is not None and not is_dead(holder)), None)
 
 
 @dataclass(slots=True)
@@ -135,17 +181,11 @@ class ExecutorTasks(Thread):
 
     def _read_offer(self) -> None:
         """Find the driver that offers executors; the tasks of a driver that is gone fail."""
-        offers = self._catalog.commands.pending(self._pipeline, OFFER)
-        valid = [offer for offer in offers if self._is_valid(offer)]
-        found = valid[-1] if valid else None
-        before, self._offer = self._offer, None if found is None else found.id
-        self.slots = 0 if found is None else int(found.payload["tasks"])
+        offer = _valid_offer(self._catalog, self._pipeline)
+        before, self._offer = self._offer, None if offer is None else offer.id
+        self.slots = 0 if offer is None else int(offer.payload["tasks"])
         if before != self._offer:
             self._fail_all(ExecutorsChanged())
-
-    def _is_valid(self, offer: Command) -> bool:
-        holder = self._catalog.leases.holder(offer.payload[JOB_LEASE])
-        return holder is not None and not is_dead(holder)
 
     def _collect(self) -> None:
         for command in self._catalog.commands.finished(self._posted) if self._posted else ():
@@ -234,15 +274,21 @@ def executor_limits(slots: int, rows_per_second: int | None, bytes_per_second: i
 class ChunkTasks:
     """The driver's side: the tasks of one pipeline that wait for executors."""
 
-    def __init__(self, catalog: Catalog, pipeline: str, root: Root, slots: int) -> None:
-        """`slots`: number of tasks that may run at the same time."""
+    def __init__(self, catalog: Catalog, pipeline: str, root: Root, slots: int, offer: int) -> None:
+        """`slots`: number of tasks that may run at the same time; `offer`: number of the driver's pending OFFER."""
         self._catalog, self._pipeline, self._root, self._slots = catalog, pipeline, root, slots
+        self._offer = offer
         self.rows = 0
         """Number of rows that the reader got so far."""
         self.chunks = 0
         """Number of chunks that the reader got so far."""
         self._failures = 0
         """Number of failed tasks since the last result."""
+
+    @property
+    def progress(self) -> dict[str, int]:
+        """What the reader got so far, as the result of the offer."""
+        return {"chunks": self.chunks, "rows": self.rows}
 
     def serve(self, run: Callable[[ChunkTask], StagedChunk], is_over: Callable[[], bool]) -> None:
         """Run the tasks that the reader posts until `is_over` returns True; it is called while no task runs.
@@ -286,6 +332,7 @@ class ChunkTasks:
         if self._catalog.commands.finish(number, staged.to_json()):
             self.rows += staged.rows
             self.chunks += staged.outcome is StagedOutcome.STAGED
+            self._catalog.commands.record(self._offer, self.progress)
         elif staged.file is not None:  # the reader no longer wants the chunk
             (self._root / CHUNKS / staged.file).unlink(missing_ok=True)
 
@@ -305,8 +352,8 @@ def offered_executors(catalog: Catalog, pipeline: str, root: Root, slots: int) -
         for offer in catalog.commands.pending(pipeline, OFFER):  # of a driver that was killed
             catalog.commands.finish(offer.id, {}, ok=False)
         number = catalog.commands.post(pipeline, OFFER, {"tasks": slots, JOB_LEASE: lease})
-        tasks = ChunkTasks(catalog, pipeline, root, slots)
+        tasks = ChunkTasks(catalog, pipeline, root, slots, number)
         try:
             yield tasks
         finally:
-            catalog.commands.finish(number, {"chunks": tasks.chunks, "rows": tasks.rows})
+            catalog.commands.finish(number, tasks.progress)
