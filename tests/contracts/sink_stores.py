@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
+from pyspark.sql import SparkSession
 
 from cdc.config import SearchRule, SearchSinkDefinition, SinkRule
 from cdc.stores.lake_reader import read_target
 from cdc.stores.search_index_reader import SearchIndex
 from cdc.stores.search_server.reader import SearchServerReader
+from pipelines.folding.folded_parts import PIECES, FoldedParts, FoldedTable, pieces_of
+from pipelines.runtime.spark_session import has_delta
 from pipelines.sinks.contract import Published, Sink, TableBatch, TableRecord
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
@@ -25,13 +30,18 @@ from tests.fixtures.search_sinks import search_sink
 from tests.fixtures.skips import NO_PROMISE
 
 LOG = "log-1"
+TAKES_PARTS: Final = "takes rows on executors"
+PARTS: Final = 2
+"""Number of parts into which the rows of a batch on the executors are divided."""
 NOT_IN_AN_INDEX: Final = {
     "merged before it is published": "an index has nothing of a batch before it is published",
     "typed columns": "an index stores every value as text, under any name",
     "one target per table": "an index finds documents by relation, so two relations of one name are apart",
     "several drivers may open it": "an index refuses a second driver at `open`, by a lock of the operating system",
     "records the end of a copy": "an index records no end of a copy; the state comes from the table",
+    TAKES_PARTS: "the only writer of an index is in the driver",
 }
+NOT_BY_THIS_WRITER: Final = {TAKES_PARTS: "a definition that names the writer has every batch written by it"}
 
 
 @dataclass
@@ -76,6 +86,7 @@ NOT_IN_A_SEARCH_SERVER: Final = {
     "typed columns": "a document stores every value, also one that its field does not take",
     "one target per table": "every relation has an index of its own",
     "records the end of a copy": "an index records no end of a copy; the state comes from the table",
+    TAKES_PARTS: "executors send the frame of a replay, and no folded parts",
 }
 
 
@@ -89,10 +100,44 @@ def server_rows(sink: SearchSinkDefinition) -> Callable[[TableRecord], dict[str,
 
 KINDS: Final = ("indexed", "delta-rs", pytest.param("spark", marks=pytest.mark.slow), "search", "opensearch")
 """Parameters of a fixture that gives each kind of sink; the writers are those of a Delta sink."""
+EXECUTORS: Final = "spark executors"
+"""Parameter for a Delta sink that gets the rows of each batch on Spark's executors."""
+BOTH_WAYS: Final = pytest.mark.parametrize("store", [*KINDS, EXECUTORS], indirect=True)
+"""Have a test use every kind of sink, and executors as well: what it shows is another code where the rows are there."""
 
 
-def store_under(request: pytest.FixtureRequest, rule: Mapping[str, Any] | None = None) -> Store:
-    """The store that a fixture with the parameters KINDS has, under a rule for every table."""
+class SinkOnExecutors(DeltaSink):
+    """A Delta sink whose batches have their rows where the fold of a large range leaves them."""
+
+    def __init__(self, settings: DeltaSettings, spark: SparkSession) -> None:
+        super().__init__(settings, spark)
+        self._spark = spark
+
+    def apply(self, batch: TableBatch) -> TableRecord:
+        assert self.takes_parts(batch.schema)
+        if batch.rows is None:
+            return super().apply(batch)
+        return super().apply(replace(batch, rows=None, parts=folded_parts(self._spark, batch.rows)))
+
+
+def folded_parts(spark: SparkSession, folded: pa.Table) -> FoldedParts:
+    """Folded rows of one table on the executors, in PARTS parts; no two of the rows have the same key."""
+    divided = [folded.take(pa.array(range(part, folded.num_rows, PARTS), pa.int64())) for part in range(PARTS)]
+    pieces = [piece for part, rows in enumerate(divided) for piece in pieces_of(part, rows)]
+    frame = pa.Table.from_batches(pieces).combine_chunks()
+    sums = {name: pc.sum(frame[name]).as_py() for name in ("rows", "size", "incomplete", "keyless")}
+    (relation,) = set(frame["relation"].to_pylist())
+    table = FoldedTable(relation=relation, committed_at=0, **sums)
+    return FoldedParts(spark.createDataFrame(frame, PIECES), table, PARTS)
+
+
+def store_under(
+    request: pytest.FixtureRequest, spark: SparkSession | None, rule: Mapping[str, Any] | None = None
+) -> Store:
+    """The store that a fixture with the parameters KINDS has, under a rule for every table.
+
+    spark: for the parameters that name Spark; the fixture asks for it, so that its tests go to the worker that has it.
+    """
     folder, matched = request.getfixturevalue("tmp_path"), {"match": "*.*", **(rule or {})}
     if request.param == "opensearch":
         sink = search_sink(request.getfixturevalue("opensearch"), {"rules": [matched]})
@@ -112,10 +157,16 @@ def store_under(request: pytest.FixtureRequest, rule: Mapping[str, Any] | None =
             NOT_IN_AN_INDEX,
             publishes=10,
         )
-    spark = request.getfixturevalue("spark") if request.param == "spark" else None
     rules = (SinkRule.model_validate(matched),)
-    settings = DeltaSettings("lake", f"{folder}/lake/{{schema}}/{{table}}", Writer(request.param), rules=rules)
-    return Store(lambda: DeltaSink(settings, spark), delta_rows, lambda: StagedDelta(settings))
+    path = f"{folder}/lake/{{schema}}/{{table}}"
+    if spark is not None and request.param == EXECUTORS:
+        if not has_delta(spark):
+            pytest.skip("no Delta jars on this machine")
+        automatic = DeltaSettings("lake", path, Writer.AUTO, rules=rules)
+        return Store(lambda: SinkOnExecutors(automatic, spark), delta_rows, lambda: StagedDelta(automatic))
+    settings = DeltaSettings("lake", path, Writer(request.param), rules=rules)
+    missing = NOT_BY_THIS_WRITER if spark is None else {}
+    return Store(lambda: DeltaSink(settings, spark), delta_rows, lambda: StagedDelta(settings), missing)
 
 
 def publish(sink: Sink, *records: TableRecord, position: int | None = None) -> Published:

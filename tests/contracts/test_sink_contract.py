@@ -1,4 +1,6 @@
-"""What every sink promises, checked on every sink and all Delta writers; targets are read back as plain rows.
+"""What every sink promises, checked on every sink, all Delta writers and both ways of a batch.
+
+Targets are read back as plain rows.
 
 A round is `apply` and `publish`, as the loop calls them. A test that needs a promise which not every sink makes names
 it with `Store.require`; the sink that does not make the promise says why.
@@ -22,20 +24,40 @@ from cdc.errors import (
 )
 from cdc.stores.lake_reader import read_target
 from cdc.table import TableState
-from pipelines.sinks.contract import TableBatch, TargetState
+from pipelines.sinks.contract import ExecutorSink, TableBatch, TargetState
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
 from tests.contracts.folded import ID, ITEM, ORDERS, PRICE, batch, column, gone, part, put, with_one_delta_writer
-from tests.contracts.sink_stores import KINDS, LOG, Store, items, merge, publish, store_under
+from tests.contracts.sink_stores import (
+    BOTH_WAYS,
+    EXECUTORS,
+    KINDS,
+    LOG,
+    TAKES_PARTS,
+    Store,
+    items,
+    merge,
+    publish,
+    store_under,
+)
+from tests.fixtures.spark import interpreting
 
 COPYING = replace(ORDERS, state=TableState.SNAPSHOTTING)
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=[*KINDS, pytest.param(EXECUTORS, marks=pytest.mark.slow)])
 def store(request) -> Store:
-    return store_under(request)
+    return store_under(request, interpreting(request.getfixturevalue("spark")) if "spark" in request.param else None)
 
 
+@BOTH_WAYS
+def test_a_sink_takes_rows_on_executors_unless_it_says_why_not(store):
+    sink = store.make()
+
+    assert (isinstance(sink, ExecutorSink) and sink.takes_parts(ORDERS)) is (TAKES_PARTS not in store.missing)
+
+
+@BOTH_WAYS
 def test_upserts_and_deletes_leave_the_latest_state_of_every_key(store):
     sink = store.opened()
     merge(sink, batch([put(1, "a", 10), put(2, "b", 10, ordinal=1), put(3, "c", 11)], 0, 20))
@@ -106,6 +128,7 @@ def test_unsent_columns_of_a_moved_row_come_from_its_old_key(store):
     assert items(store, record) == {"1": "new owner of 1", "2": "other", "5": "long text"}
 
 
+@BOTH_WAYS
 def test_a_moved_row_finds_its_base_again_after_a_crash(store):
     crashed = store.opened()
     merge(crashed, batch([put(1, "long text", 10)], 0, 20))
@@ -118,6 +141,7 @@ def test_a_moved_row_finds_its_base_again_after_a_crash(store):
     assert items(store, record) == {"1": "new owner of 1", "5": "long text"}
 
 
+@BOTH_WAYS
 def test_a_partial_image_without_base_is_refused_and_changes_nothing(store):
     sink = store.opened()
     before = merge(sink, batch([put(1, "a", 10)], 0, 20))
@@ -127,6 +151,7 @@ def test_a_partial_image_without_base_is_refused_and_changes_nothing(store):
     assert items(store, replace(before, version=None)) == {"1": "a"}
 
 
+@BOTH_WAYS
 def test_during_a_copy_an_image_without_base_makes_no_row_and_everything_else_counts(store):
     sink = store.opened()
     first = merge(sink, batch([put(1, "a", 10), put(3, "c", 11)], 0, 20, COPYING))
@@ -185,6 +210,7 @@ def test_a_truncate_that_a_crash_left_ahead_is_passed_over_by_a_shorter_range(st
     assert (record.position, items(store, record)) == (40, {})
 
 
+@BOTH_WAYS
 def test_a_truncate_removes_older_rows_and_keeps_those_inserted_after_it(store):
     sink = store.opened()
     merge(sink, batch([put(1, "a", 10), put(2, "b", 11), put(3, "c", 12)], 0, 20))
@@ -202,6 +228,7 @@ def test_a_truncate_alone_empties_the_target(store):
     assert items(store, record) == {}
 
 
+@BOTH_WAYS
 def test_a_generation_end_removes_what_the_copy_did_not_find_and_makes_the_table_streaming(store):
     sink = store.opened()
     merge(sink, batch([put(1, "a", 10), put(2, "b", 10, ordinal=1)], 0, 20))
@@ -218,7 +245,7 @@ def test_a_table_is_snapshotting_until_its_first_copy_has_ended(store):
     assert merge(store.opened(), batch([put(1, "a", 10)], 0, 20)).state == TargetState.SNAPSHOTTING
 
 
-@with_one_delta_writer("store", "search", "opensearch")
+@with_one_delta_writer("store", "search", "opensearch", EXECUTORS)
 def test_an_added_column_appears_with_the_default_in_older_rows(store):
     sink = store.opened()
     merge(sink, batch([put(1, "a", 10)], 0, 20))
@@ -267,7 +294,7 @@ def test_another_relation_of_the_same_name_is_refused(store):
         merge(sink, batch([put(1, "a", 30)], 20, 40, replace(ORDERS, relation=99, oid=99)))
 
 
-@with_one_delta_writer("store", "search", "opensearch")
+@with_one_delta_writer("store", "search", "opensearch", EXECUTORS)
 def test_a_value_that_does_not_fit_is_refused_by_name_and_place_without_the_value(store):
     store.require("typed columns")
     sink = store.opened()

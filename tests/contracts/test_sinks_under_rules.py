@@ -24,7 +24,8 @@ def noted(number: int, item: str, note: str, position: int) -> Row:
 @pytest.fixture(params=KINDS)
 def under(request) -> Callable[[dict[str, Any]], Store]:
     """Make the store under a rule."""
-    return lambda rule: store_under(request, rule)
+    spark = request.getfixturevalue("spark") if "spark" in request.param else None
+    return lambda rule: store_under(request, spark, rule)
 
 
 RULES: Final[dict[str, dict[str, Any]]] = {

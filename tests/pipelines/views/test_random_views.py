@@ -15,8 +15,9 @@ from pyspark.sql import SparkSession
 
 from cdc import failpoint
 from cdc.table import TableSchema
+from tests.fixtures.spark import interpreting
 from tests.pipelines.views.duckdb_rows import comparable, rows_by_duckdb, typed
-from tests.pipelines.views.view_pipeline import SOURCE, Change, Values, ViewPipeline, interpreting, table_of
+from tests.pipelines.views.view_pipeline import SOURCE, Change, Values, ViewPipeline, table_of
 from tests.view_sql.random_views import COLUMNS, random_view
 
 pytestmark = [pytest.mark.usefixtures("with_delta"), pytest.mark.slow]

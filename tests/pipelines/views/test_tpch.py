@@ -9,9 +9,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from cdc.view_sql.view_query import queries_of
+from tests.fixtures.spark import interpreting
 from tests.pipelines.views import tpch
 from tests.pipelines.views.duckdb_rows import comparable, rows_by_duckdb, typed
-from tests.pipelines.views.view_pipeline import ViewPipeline, interpreting
+from tests.pipelines.views.view_pipeline import ViewPipeline
 
 pytestmark = [pytest.mark.usefixtures("with_delta"), pytest.mark.slow]
 

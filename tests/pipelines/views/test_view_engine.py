@@ -22,9 +22,10 @@ from cdc import failpoint
 from cdc.stores.published_record import Published
 from cdc.table import TableState
 from pipelines.views.view_computation import ComputationLimits
+from tests.fixtures.spark import interpreting
 from tests.fixtures.waiting import PATIENCE, until
 from tests.pipelines.views.shop_tables import ITEMS, ORDERS, TABLES
-from tests.pipelines.views.view_pipeline import SOURCE, Values, ViewPipeline, interpreting
+from tests.pipelines.views.view_pipeline import SOURCE, Values, ViewPipeline
 
 pytestmark = pytest.mark.usefixtures("with_delta")
 

@@ -82,14 +82,6 @@ def table_of(relation: int, topic: str, *columns: str, key: int = 1) -> TableSch
     return replace(schema_of(relation), schema=schema, name=name, columns=tuple(found))
 
 
-def interpreting(spark: SparkSession) -> SparkSession:
-    """A session that does not compile the code of queries, which takes longer than a query over few rows."""
-    session = spark.newSession()
-    session.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")
-    session.conf.set("spark.sql.codegen.wholeStage", "false")
-    return session
-
-
 class ViewPipeline:
     """One pipeline; `write` changes the tables, `publish` applies them to the lake, `compute` to the views."""
 
