@@ -79,7 +79,7 @@ def copy_by_executors(
         check_executors(session, _access(definition), connections or 1)
         # after the first tasks: before, a cluster may not have given any core
         slots = min(connections or session.sparkContext.defaultParallelism, MOST_TASKS)
-        end = _EndOfCopies(catalog, definition)
+        end = EndOfCopies(catalog, definition)
         with offered_executors(catalog, definition.name, definition.log.root, slots) as tasks:
             report_line(f"up to {slots} tasks of executors read chunks of pipeline {definition.name!r}")
             tasks.serve(partial(_run_on_executor, session, definition), end.is_reached)
@@ -162,11 +162,12 @@ def _unwritable(access: ExecutorAccess, exc: Exception) -> _TaskFailure:
     )
 
 
-class _EndOfCopies:
+class EndOfCopies:
     """Whether the job may end: nothing is pending at the reader for QUIET seconds."""
 
-    def __init__(self, catalog: Catalog, definition: Definition) -> None:
-        self._catalog, self._definition = catalog, definition
+    def __init__(self, catalog: Catalog, definition: Definition, reader_within: float = READER_WITHIN) -> None:
+        """reader_within: seconds for which a pending copy waits for a running reader."""
+        self._catalog, self._definition, self._reader_within = catalog, definition, reader_within
         self._began = self._checked = time.monotonic()
         self._busy_at = self._began
 
@@ -181,7 +182,7 @@ class _EndOfCopies:
         self._busy_at = now
         if self._reader_runs():
             self._began = now
-        elif now - self._began > READER_WITHIN:
+        elif now - self._began > self._reader_within:
             raise StateConflict(
                 f"no reader of pipeline {self._definition.name!r} runs, so no chunk can be copied",
                 remedy="start the reader with 'cdc reader -c FILE' or 'cdc run -c FILE', then run the command again",

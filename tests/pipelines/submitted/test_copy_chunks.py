@@ -9,15 +9,18 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from cdc.config import Definition
-from cdc.errors import CopyExecutorFailed, ExecutorPythonUnusable
+from cdc.catalog import Catalog
+from cdc.config import Definition, load_definition
+from cdc.errors import CopyExecutorFailed, ExecutorPythonUnusable, StateConflict
 from cdc.log.reader import LogReader
 from cdc.snapshot.executor_chunks import CHUNKS, ExecutorAccess
 from cdc.table import TableState
-from pipelines.submitted.copy_chunks import CopyReport, check_executors, copy_by_executors
+from pipelines.submitted.copy_chunks import CopyReport, EndOfCopies, check_executors, copy_by_executors
 from pipelines.submitted.copy_chunks import _run as run_tasks
 from tests.faults.capture import Captured
+from tests.fixtures.catalog import put_catalog
 from tests.fixtures.postgres import rows_of, run_sql
+from tests.fixtures.waiting import until
 from tests.snapshot.reader_with_backfills import Running
 
 ROWS = 20_000
@@ -82,3 +85,18 @@ def without_dependency(_argument: Any) -> None:
 def test_a_missing_dependency_of_an_executor_is_named(spark: SparkSession) -> None:
     with pytest.raises(ExecutorPythonUnusable, match="No module named 'no_such_package'"):
         run_tasks(spark, without_dependency, [1])
+
+
+def test_a_job_for_which_no_reader_runs_ends_with_the_command_that_starts_one(tmp_path: Path) -> None:
+    path = tmp_path / "shop.yaml"
+    path.write_text(
+        "name: shop\nsource: {dsn: 'postgresql://nobody@127.0.0.1/none'}\ntables: [{match: 'shop.*'}]\n"
+        f"log: {{path: '{tmp_path}/log'}}\n"
+    )
+    put_catalog(tmp_path)
+    with Catalog.open(f"sqlite:///{tmp_path}/catalog.db") as catalog:
+        end = EndOfCopies(catalog, load_definition(path), reader_within=0.0)
+        with pytest.raises(StateConflict, match="no reader of pipeline 'shop' runs") as refused:
+            until(end.is_reached, "the end of the job")
+    assert refused.value.code == "CDC-1006"
+    assert refused.value.fix.startswith("start the reader with 'cdc reader -c FILE'")
