@@ -29,8 +29,6 @@ MAIN: Final = "local:///opt/cdc/job.py"
 
 ENTRY_POINT: Final = "cdc-job"
 """Entry point of the wheel, which runs `pipelines.submitted.job`."""
-VOLUMES: Final = "/Volumes"
-"""Root directory of Databricks volumes, which every machine of a workspace can access."""
 MEMORY: Final = "2g"
 """Default memory of driver and executors."""
 
@@ -66,9 +64,10 @@ def databricks_bundle(job: SparkJob, *, workers: int = 2, schedule: str | None =
     """Return the Databricks asset bundle that runs the job.
 
     `schedule` is a Quartz cron expression, only for a job that `is_bounded`. Raises InvalidDefinition if the definition
-    contains a secret in plain text, a secret file, or a local path outside VOLUMES.
+    contains a secret in plain text, a secret file, or a path that is not in an object store. Volumes of Databricks are
+    refused too: they make no hard links, with which cdc and delta-rs commit.
     """
-    job.check_portable([VOLUMES], sqlite=False)
+    job.check_portable([], sqlite=False)
     if job.files:
         raise InvalidDefinition(
             f"secret file {job.files[0]!r} exists only on this machine, not in Databricks: write {{env: VAR}} instead"

@@ -138,7 +138,7 @@ class SparkJob:
     def check_portable(self, shared: Collection[str], *, sqlite: bool = True) -> None:
         """Raise InvalidDefinition if the definition contains a secret in plain text or a path on this machine only.
 
-        Accepted paths are in an object store or in a directory of `shared`.
+        Accepted paths are in an object store or in a directory of `shared`, if there is any.
 
         shared: local directories that all machines can access. sqlite: True if the catalog may be an SQLite file in one
         of these directories.
@@ -146,9 +146,8 @@ class SparkJob:
         wanted = self.definition
         for key, path in self._places():
             if not is_remote(path) and not _within(fixed_part(path), shared):
-                raise InvalidDefinition(
-                    f"{key} is a local directory: expected a directory that all machines can access"
-                )
+                expected = "a directory that all machines can access" if shared else "a path in an object store"
+                raise InvalidDefinition(f"{key} is a local directory: expected {expected}")
         kind, _, file = wanted.catalog.url.partition(":///")
         catalog = self.action is not SparkAction.COMPACT  # a compaction needs no catalog: its commit is fenced
         if catalog and kind == "sqlite" and not (sqlite and _within(file, shared)):
