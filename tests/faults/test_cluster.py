@@ -7,6 +7,7 @@ driver's commit; what is lost with one is done again.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -322,3 +323,28 @@ def test_executors_compact_the_log_and_a_driver_that_is_late_is_refused(
         assert held is not None
         assert held.horizon >= durable
         assert latest_rows(held.files, held.horizon).equals(right)
+
+
+def test_executors_read_a_first_copy_into_a_log_in_a_bucket(
+    shop: Pipeline, cluster: Cluster, submit: Callable[..., Submitted], s3: S3
+) -> None:
+    with connect(shop.dsn) as conn:
+        conn.execute("INSERT INTO shop.many SELECT n, 'note ' || n, repeat('x', 100) FROM generate_series(1, 200000) n")
+    lies_in_a_bucket(shop, s3)
+    written(shop)
+    shop.definition.write_text(shop.definition.read_text() + "snapshot: {beside: 64KiB}\n")
+    job = submit("copy")
+    shop.wait(lambda: "tasks of executors read chunks" in shop.output(), "the offer of the executors", seconds=SLOW)
+    shop.reader()
+    shop.wait_for_copy()
+    assert job.wait() == 0, shop.output() + cluster.output()
+
+    (read,) = re.findall(r"executors read ([0-9,]+) rows in [0-9,]+ chunks", shop.output())
+    assert int(read.replace(",", "")) > 100_000
+    assert all(cluster.finished_tasks_by_worker().values())
+    log, durable = LogReader(shop.log), shop.durable()
+    (relation,) = (number for number, schema in log.schemas().items() if schema.topic == "shop.many")
+    rows = latest_rows(log.files(Position(0), durable), durable)
+    keys = rows.filter(pc.equal(rows["relation"], relation))["key"].to_pylist()
+    assert sorted(int(key) for (key,) in keys) == list(range(1, 200_001))
+    assert KEY not in shop.output() + cluster.output()
