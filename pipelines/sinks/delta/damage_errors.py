@@ -15,7 +15,9 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
-from cdc.errors import TargetDamaged
+from cdc.errors import LogError, SinkUnavailable, TargetDamaged
+from pipelines.sinks.delta.indexed.deletion_vectors import DamagedVector
+from pipelines.sinks.delta.indexed.delta_log import DirectoryReplaced
 from pipelines.sinks.delta.unsupported_feature_errors import translate_refusals
 
 _DAMAGE: Final = re.compile(
@@ -49,3 +51,17 @@ def reading(uri: str) -> Iterator[None]:
             raise
         cause = text[found.start() :].partition("\n")[0][:300]
         raise TargetDamaged(f"files of target {uri!r} are damaged or missing: {cause}") from exc
+
+
+@contextmanager
+def reading_files(uri: str) -> Iterator[None]:
+    """Translate errors of files that the block reads or writes without delta-rs and Spark.
+
+    Raises TargetDamaged or SinkUnavailable.
+    """
+    try:
+        yield
+    except (DamagedVector, FileNotFoundError, pa.ArrowInvalid) as exc:
+        raise TargetDamaged(f"files of target {uri!r} are damaged or missing: {exc}") from exc
+    except (DirectoryReplaced, OSError, LogError) as exc:
+        raise SinkUnavailable(f"target {uri!r} cannot be read or written: {exc}") from exc

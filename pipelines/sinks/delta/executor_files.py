@@ -62,13 +62,17 @@ def takes_files(target: DeltaTarget) -> bool:
     return not target.metadata.partition_columns
 
 
-def add_files(target: DeltaTarget, written: DataFrame, marker: TxnMarker) -> None:
-    """Let executors write data files, and add the files to the target in one commit.
+def collect_files(written: Sequence[DataFrame]) -> list[DataFile]:
+    """Let executors write data files, and return their names, sizes and statistics.
 
-    written: a frame with the columns FILES, whose tasks write the files.
+    written: frames with the columns FILES, whose tasks write the files.
     """
     with raising_task_errors():
-        files = [DataFile(**row.asDict()) for row in written.collect()]
+        return [DataFile(**row.asDict()) for frame in written for row in frame.collect()]
+
+
+def add_files(target: DeltaTarget, files: Sequence[DataFile], marker: TxnMarker) -> None:
+    """Add data files that executors wrote to the target, in one commit."""
     check_visible(TargetFolder(target.uri, ()), files)
     hit("delta_executor_files")
     target.check_not_committed(marker)

@@ -4,8 +4,8 @@ The driver plans and commits. It gets names, sizes and statistics of files, and 
 
 - **Empty target**: each part becomes one data file, which an executor writes. One commit of the driver adds the files.
   No row image passes through the JVM. Partitioned targets and targets in an object store are appended to by Spark.
-- **Filled target**: Delta's own MERGE joins the typed rows with the target. A large batch changes rows in most files of
-  the target. Then a join that reads these files once costs less than to look up each key in an index.
+- **Filled target**: the same files, and deletion vectors for the old rows, see `executor_upsert.py`. Where these do not
+  fit, Delta's own MERGE joins the typed rows with the target.
 - **Partial images**: a join reads their base rows from the version of the target before the batch. Base rows and images
   of a part meet in one task, where `merge_source.overlay` completes the images, as for a small batch.
 
@@ -30,7 +30,7 @@ from pipelines.folding.key_parts import from_ipc, split_by_part, to_ipc
 from pipelines.runtime.executor_code import forwarding_errors, raising_task_errors
 from pipelines.sinks.delta.dead_letters import failing_rows, refused_rows
 from pipelines.sinks.delta.delta_target import DeltaTarget, TxnMarker
-from pipelines.sinks.delta.executor_files import FILES, PartFile, add_files, takes_files
+from pipelines.sinks.delta.executor_files import FILES, PartFile, add_files, collect_files, takes_files
 from pipelines.sinks.delta.merge_source import (
     BaseLookup,
     as_upserts,
@@ -40,7 +40,7 @@ from pipelines.sinks.delta.merge_source import (
     source_rows,
     split_partial,
 )
-from pipelines.sinks.delta.new_data_files import TargetFolder
+from pipelines.sinks.delta.new_data_files import DataFile, TargetFolder
 from pipelines.sinks.delta.schema_evolution import FilledColumn, evolved_batch, read_plan
 from pipelines.sinks.delta.spark_target import frame_at, frame_of
 from pipelines.sinks.delta.target_columns import OP, RowShape
@@ -143,7 +143,12 @@ class ExecutorMerge:
 
     def write_files(self, marker: TxnMarker) -> None:
         """Write the upserts of the batch to data files of the empty target, and add them in one commit."""
-        folder, shape = TargetFolder(self.target.uri, self.target.statistics_columns), self.shape
+        files = self.write_data_files(TargetFolder(self.target.uri, self.target.statistics_columns))
+        add_files(self.target, files, marker)
+
+    def write_data_files(self, folder: TargetFolder) -> list[DataFile]:
+        """Let executors write the upserts of the batch to data files that no commit has added yet."""
+        shape = self.shape
 
         def write(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
             with forwarding_errors():
@@ -152,7 +157,19 @@ class ExecutorMerge:
                     file.add(_written_rows(images, shape))
                 yield from file.close()
 
-        add_files(self.target, self.parts.map_parts(write, FILES), marker)
+        frames = [self.parts.map_parts(write, FILES)]
+        if self.parts.table.incomplete:
+            plan = self._plan
+
+            def write_completed(pieces: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+                with forwarding_errors():
+                    file = PartFile(folder)
+                    for images, bases in _images_and_bases(pieces, plan):
+                        file.add(overlay(images, bases, shape))
+                    yield from file.close()
+
+            frames.append(self._with_bases().mapInArrow(write_completed, FILES))
+        return collect_files(frames)
 
     def find_refused(self, limit: int) -> pa.Table:
         """Return the folded rows that the target refuses, not many more than `limit`."""
@@ -272,8 +289,9 @@ def count_nulled_in_parts(parts: FoldedParts, shape: RowShape) -> int:
 
 
 def _written_rows(images: pa.Table, shape: RowShape) -> pa.Table:
-    upserts = images.filter(pc.equal(images["op"], "u"))
-    return _checked(source_rows(_settled(upserts, shape), shape), shape).drop_columns([OP])
+    """Return the complete upserts among folded rows as rows of the target."""
+    complete, _partial = split_partial(_settled(images.filter(pc.equal(images["op"], "u")), shape))
+    return _checked(source_rows(complete, shape), shape).drop_columns([OP])
 
 
 def _settled(images: pa.Table, shape: RowShape) -> pa.Table:

@@ -29,6 +29,7 @@ from pipelines.sinks.delta.column_defaults import new_defaults
 from pipelines.sinks.delta.dead_letters import refused_rows
 from pipelines.sinks.delta.delta_target import ERASED, DeltaTarget, TxnMarker
 from pipelines.sinks.delta.executor_merge import ExecutorMerge
+from pipelines.sinks.delta.executor_upsert import ExecutorUpsert
 from pipelines.sinks.delta.merge_source import BaseLookup, frame_source, keyless_source, table_source
 from pipelines.sinks.delta.schema_evolution import ColumnChange, columns_to_drop
 from pipelines.sinks.delta.sink_parts import DeltaSinkParts
@@ -53,9 +54,8 @@ class LatestState:
         bases = self._bases(target, batch)
         self._evolve(target, batch, shape)
         executors = None if batch.parts is None else ExecutorMerge(target, batch.parts, shape, bases)
-        source = self._source(target, batch, bases)
-        if executors is not None:
-            source = executors.source(source)
+        own_rows = self._source(target, batch, bases)
+        source = own_rows if executors is None else executors.source(own_rows)
         has_rows = not isinstance(source, pa.Table) or source.num_rows > 0
         writer = self._writers.choose(target, batch, source, shape.key) if has_rows else None
         if batch.generation is not None:
@@ -68,6 +68,8 @@ class LatestState:
             marker = TxnMarker(target.app_id, batch.upto)
             if executors is not None and not (batch.rows and batch.rows.num_rows) and executors.can_write_files():
                 executors.write_files(marker)
+            elif executors is not None and (upsert := ExecutorUpsert.of(executors, batch.after)) is not None:
+                upsert.write(own_rows, marker)
             else:
                 with raising_task_errors():
                     self._writers.merge(target, source, shape.key, marker, writer)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -15,12 +14,11 @@ import pyarrow as pa
 import structlog
 from deltalake.exceptions import CommitFailedError
 
-from cdc.errors import LogError, SinkUnavailable, TargetDamaged
 from cdc.log.delta_actions import txn_action
+from pipelines.sinks.delta.damage_errors import reading_files
 from pipelines.sinks.delta.delta_log_cleanup import CHECKPOINT_EVERY
 from pipelines.sinks.delta.delta_target import DeltaTarget, TxnMarker
-from pipelines.sinks.delta.indexed.deletion_vectors import DamagedVector
-from pipelines.sinks.delta.indexed.delta_log import DirectoryReplaced, LiveFiles, LogNotReadable
+from pipelines.sinks.delta.indexed.delta_log import LiveFiles, LogNotReadable
 from pipelines.sinks.delta.indexed.key_hashes import can_hash
 from pipelines.sinks.delta.indexed.key_index import ON_DISK
 from pipelines.sinks.delta.indexed.table_storage import storage_of
@@ -55,7 +53,7 @@ class IndexedTargets:
 
         If it cannot, the reason is recorded in `refused`.
         """
-        with _translated_errors(target.uri):
+        with reading_files(target.uri):
             reason = self._open(target, key)
         if reason is None:
             self.refused.pop(target.uri, None)
@@ -67,23 +65,14 @@ class IndexedTargets:
     def merge(self, target: DeltaTarget, source: pa.Table, key: tuple[str, ...], marker: TxnMarker) -> None:
         """Merge `source` into `target`, after `can_merge` allowed it. Arguments as in writers.merge_with_delta_rs."""
         table, since = self._tables[target.uri][_rows(target)], target.version
-        with _translated_errors(target.uri):
+        with reading_files(target.uri):
             table.read_commits(since)  # since the choice of the writer, rows may have been erased
             if table.key != key or refusal(table.files, target.all_columns) is not None:
                 raise CommitFailedError("the target changed between the choice of the writer and the merge")
             table.merge(source, txn_action(marker.app_id, marker.version), target.columns, target.statistics_columns)
         self._committed[target.uri] = table.files.version
         target.record_commit_without_delta_rs(marker, since, table.files.version)
-        if target.version % CHECKPOINT_EVERY == 0:
-            self._write_checkpoint(target.uri, table.files)
-
-    @staticmethod
-    def _write_checkpoint(uri: str, files: LiveFiles) -> None:
-        try:
-            with _translated_errors(uri):
-                files.write_checkpoint()
-        except LogNotReadable as exc:
-            log.warning("a target gets no checkpoint, so its commits stay", target=uri, reason=str(exc))
+        write_due_checkpoint(target, table.files)
 
     def row_finder(self, target: DeltaTarget, key: tuple[str, ...], null_column: str | None = None) -> RowFinder:
         """Return a function (keys, schema) → rows that calls `find_rows` with the arguments of this method."""
@@ -102,7 +91,7 @@ class IndexedTargets:
         keys: the values of the key columns `key`. schema: the columns to return. null_column: if set, only rows in
         which this column is null are returned. A separate index contains these rows; merges do not use it.
         """
-        with _translated_errors(target.uri):
+        with reading_files(target.uri):
             if self._open(target, key, null_column) is not None:
                 return None
             table = self._tables[target.uri][_rows(target, null_column)]
@@ -173,15 +162,15 @@ class IndexedTargets:
         return self._folder / sha256(repr((uri, rows)).encode()).hexdigest()[:32]
 
 
-@contextmanager
-def _translated_errors(uri: str) -> Iterator[None]:
-    """Translate file errors of the block: to TargetDamaged or SinkUnavailable."""
+def write_due_checkpoint(target: DeltaTarget, files: LiveFiles) -> None:
+    """Write a checkpoint if one is due after a commit of the files."""
+    if target.version % CHECKPOINT_EVERY:
+        return
     try:
-        yield
-    except (DamagedVector, FileNotFoundError, pa.ArrowInvalid) as exc:
-        raise TargetDamaged(f"files of target {uri!r} are damaged or missing: {exc}") from exc
-    except (DirectoryReplaced, OSError, LogError) as exc:
-        raise SinkUnavailable(f"target {uri!r} cannot be read or written: {exc}") from exc
+        with reading_files(target.uri):
+            files.write_checkpoint()
+    except LogNotReadable as exc:
+        log.warning("a target gets no checkpoint, so its commits stay", target=target.uri, reason=str(exc))
 
 
 def _rows(target: DeltaTarget, null_column: str | None = None) -> _Rows:

@@ -304,7 +304,7 @@ class KeyIndex:
         parts, numbers = [], []
         for path, (_, rows) in hashes.items():
             number = self._new_number()
-            parts.append(_places(number, rows))
+            parts.append(places_of(number, rows))
             numbers.append(number)
             self.files[path] = number
         keys = [found for found, _ in hashes.values()]
@@ -320,7 +320,7 @@ class KeyIndex:
         rows: the row number of each hash.
         """
         number = self._new_number()
-        run = KeyRun.of(hashes, _places(number, rows), [number])
+        run = KeyRun.of(hashes, places_of(number, rows), [number])
         if run.size >= self._on_disk:
             with suppress(OSError):  # the run stays in memory; a write by the other thread logs what is wrong
                 run = run.write(self.folder.path, _PREPARED)
@@ -359,11 +359,8 @@ class KeyIndex:
         found = [run.find(ordered) for run in self._runs]
         numbers = np.concatenate([number for number, _ in found] or [np.empty(0, np.int64)])
         places = np.concatenate([place for _, place in found] or [np.empty(0, np.uint64)])
-        return FoundRows(
-            order[numbers],
-            (places >> np.uint64(_ROW_BITS)).astype(np.int64),
-            (places & np.uint64(_ROW_MASK)).astype(np.int64),
-        )
+        files, rows = file_and_row(places)
+        return FoundRows(order[numbers], files, rows)
 
     @property
     def entries(self) -> int:
@@ -545,9 +542,14 @@ def _new_file(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
-def _places(number: int, rows: np.ndarray) -> np.ndarray:
+def places_of(number: int, rows: np.ndarray) -> np.ndarray:
     """Return the places of rows. number: the number of their data file."""
     return (np.uint64(number) << np.uint64(_ROW_BITS)) | rows.astype(np.uint64)
+
+
+def file_and_row(places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the number of the data file and the row number of each place."""
+    return (places >> np.uint64(_ROW_BITS)).astype(np.int64), (places & np.uint64(_ROW_MASK)).astype(np.int64)
 
 
 def _count_live(places: np.ndarray, live: np.ndarray) -> int:

@@ -19,8 +19,9 @@ from tests.pipelines.test_both_ways import loop_in, parked_in, records_of, rows_
 pytestmark = pytest.mark.usefixtures("with_delta")
 UNFIT = ("3", "7")
 """Keys of rows whose value does not fit in the first copy."""
-DYING = {100: ("delta_executor_files", "before_publish"), 200: ("delta_after_merge",)}
-"""End of a range → where drivers die that apply it: after the files of a first copy, after a merge, before publish."""
+DYING = {100: ("delta_executor_files", "before_publish"), 200: ("delta_executor_files", "delta_after_merge")}
+"""End of a range → where drivers die that apply it: after executors wrote the files, after the commit, before publish.
+"""
 
 
 def written(row: Row) -> Row:

@@ -1,0 +1,161 @@
+"""The upsert of a large batch by Spark's executors: they find the old rows by key, and write files and vectors.
+
+The executors write the new rows to data files, and delete the old rows with deletion vectors. The driver commits both
+at once, as the indexed writer does for a small batch. Delta's own MERGE has the same result. It joins whole rows inside
+JVMs, several times: for 5 million changes to a target of 1 million rows on two cores it took 53 s, and this way 8 s.
+
+Every row of the target must be older than the batch, so that each found row is replaced or deleted. The statistics of
+the files say so, unless another client wrote rows. Then Delta's MERGE compares the positions row by row. It also takes
+the targets that `ExecutorUpsert.of` and `_has_columns_of_batch` leave out.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake.exceptions import CommitFailedError
+from pyroaring import BitMap
+
+from cdc.failpoint import hit
+from cdc.log.delta_actions import Action, add_action, commit_info, txn_action
+from cdc.target_names import POSITION_COLUMN
+from pipelines.runtime.executor_code import forwarding_errors
+from pipelines.sinks.delta.damage_errors import reading_files
+from pipelines.sinks.delta.damaged_commits import TXN_NAMED
+from pipelines.sinks.delta.delta_target import DeltaTarget, TxnMarker
+from pipelines.sinks.delta.executor_files import PartFile, check_visible, takes_files
+from pipelines.sinks.delta.executor_key_search import ENTRIES, SHARD_ROWS, KeySearch, NewVector, SearchedFile
+from pipelines.sinks.delta.executor_merge import ExecutorMerge
+from pipelines.sinks.delta.indexed.delta_log import LiveFile, LiveFiles, LogNotReadable
+from pipelines.sinks.delta.indexed.key_hashes import can_hash
+from pipelines.sinks.delta.indexed.table_storage import storage_of
+from pipelines.sinks.delta.indexed_writer import refusal
+from pipelines.sinks.delta.merge_source import has_float_key
+from pipelines.sinks.delta.new_data_files import DataFile, TargetFolder
+from pipelines.sinks.delta.open_indexed_tables import write_due_checkpoint
+from pipelines.sinks.delta.shared_directory import check_readable
+from pipelines.sinks.delta.target_columns import OP, RowShape
+from pipelines.types.typed_rows import typed_keys
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorUpsert:
+    """The upsert of one batch into a target with rows."""
+
+    merge: ExecutorMerge
+    files: LiveFiles
+    """The live files of the target, without their deletion vectors."""
+
+    @classmethod
+    def of(cls, merge: ExecutorMerge, after: int) -> Self | None:
+        """Return the upsert of a batch; None if Delta's MERGE has to be used.
+
+        after: position that every change of the batch is after.
+        """
+        target, shape = merge.target, merge.shape
+        if not takes_files(target) or not _has_columns_of_batch(target, shape):
+            return None
+        try:
+            with reading_files(target.uri):
+                files = LiveFiles.read(storage_of(target.uri), with_vectors=False)
+        except LogNotReadable:
+            return None
+        if files.version != target.version or refusal(files, target.all_columns) is not None:
+            return None
+        return cls(merge, files) if all(is_older(file, after) for file in files.by_path.values()) else None
+
+    def write(self, own_rows: pa.Table | None, marker: TxnMarker) -> None:
+        """Write the batch in one commit with the `txn` of `marker`.
+
+        own_rows: merge source rows on the driver, which belong to the batch as well. Raises CommitFailedError if
+        another client committed meanwhile.
+        """
+        target, own = self.merge.target, self.merge.shape.source.empty_table() if own_rows is None else own_rows
+        files = list(self.files.by_path.values())
+        folder = TargetFolder(target.uri, target.statistics_columns)
+        vectors = self._write_vectors(files, own)
+        new = [*self.merge.write_data_files(folder), *_write_own(folder, own)]
+        check_visible(folder, new)
+        for path, size in {(vector.path, vector.size) for vector in vectors if vector.descriptor}:
+            check_readable(Path(target.uri) / path, size)
+        hit("delta_executor_files")
+        target.check_not_committed(marker)
+        self._commit(files, vectors, new, marker)
+
+    def _write_vectors(self, files: list[LiveFile], own: pa.Table) -> list[NewVector]:
+        if not files:
+            return []
+        shape, parts = self.merge.shape, self.merge.parts
+        searched = tuple(SearchedFile(file.path, file.rows, file.vector) for file in files)
+        shards = max(parts.parts, -(-sum(file.rows or 0 for file in files) // SHARD_ROWS))
+        search = KeySearch(self.merge.target.uri, shape.key, searched, shards, secrets.token_bytes(16))
+
+        def hash_keys_of(_: int, images: pa.Table) -> Iterator[pa.RecordBatch]:
+            with forwarding_errors():
+                yield from search.entries(typed_keys(images["key"], shape.schema, shape.policy).columns)
+
+        wanted = parts.map_pieces(hash_keys_of, ENTRIES)
+        if own.num_rows:
+            wanted = wanted.unionByName(_frame_of(wanted, search.entries([own[name] for name in shape.key])))
+        return search.write_vectors(parts.session, wanted)
+
+    def _commit(self, files: list[LiveFile], vectors: list[NewVector], new: list[DataFile], marker: TxnMarker) -> None:
+        target, since = self.merge.target, self.merge.target.version
+        changed = [
+            files[vector.file].without(BitMap(), vector.descriptor)
+            for vector in vectors
+            if vector.descriptor is not None
+        ]
+        added = [LiveFile(add_action(file.name, file.size, file.statistics)) for file in new]
+        actions: list[Action] = [files[vector.file].remove() for vector in vectors]
+        actions += [{"add": file.add} for file in (*changed, *added)]
+        removed = [files[vector.file].add["path"] for vector in vectors if vector.descriptor is None]
+        info = commit_info("MERGE", engineInfo="cdc", **{TXN_NAMED: marker.app_id})
+        txn = txn_action(marker.app_id, marker.version)
+        with reading_files(target.uri):
+            try:
+                self.files.commit([info, *actions, txn], [*removed, *changed, *added])
+            except FileExistsError as exc:
+                raise CommitFailedError("another client committed to the target during the upsert") from exc
+        target.record_commit_without_delta_rs(marker, since, self.files.version)
+        write_due_checkpoint(target, self.files)
+
+
+def _has_columns_of_batch(target: DeltaTarget, shape: RowShape) -> bool:
+    """Return whether the rows of a batch have every column of the target, and keys that can be searched.
+
+    Otherwise columns keep their old values, or Spark computes some, or several texts of a key are one value.
+    """
+    if shape.expressions is not None or has_float_key(shape.source, shape.key):
+        return False
+    if any(not can_hash(shape.source.field(name).type) for name in shape.key):
+        return False
+    return {*target.columns.names} == {*shape.source.names} - {OP}
+
+
+def is_older(file: LiveFile, after: int) -> bool:
+    """Return whether all rows of a file are from changes up to a position; False if its statistics do not say so."""
+    greatest = file.greatest(POSITION_COLUMN)
+    return greatest is not None and int(greatest) <= after
+
+
+def _write_own(folder: TargetFolder, own: pa.Table) -> list[DataFile]:
+    """Write the upserts among merge source rows of the driver."""
+    file = PartFile(folder)
+    file.add(own.filter(pc.equal(own[OP], "u")).drop_columns([OP]))
+    return [DataFile(**row) for batch in file.close() for row in batch.to_pylist()]
+
+
+def _frame_of(like: DataFrame, batches: Iterator[pa.RecordBatch]) -> DataFrame:
+    return like.sparkSession.createDataFrame(
+        [tuple(row.values()) for b in batches for row in b.to_pylist()], like.schema
+    )

@@ -1,0 +1,118 @@
+"""The upsert by executors: data files stay, old rows are deleted by vectors, and MERGE takes what it must not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from pyspark.sql import SparkSession
+
+from cdc.position import Position
+from pipelines.sink_loop import SinkLoop
+from pipelines.sinks.delta.executor_upsert import is_older
+from pipelines.sinks.delta.indexed.delta_log import LiveFile
+from tests.pipelines.cold_log import append, log_writer
+from tests.pipelines.fold_model import Row, log_row
+from tests.pipelines.sinks.delta.test_executor_merge import first_copy, image, written
+from tests.pipelines.test_both_ways import loop_in, parked_in, rows_of
+
+pytestmark = pytest.mark.usefixtures("with_delta")
+COPY = 100
+
+
+def changes(position: int, updated: range, deleted: range, created: range = range(0)) -> list[Row]:
+    """One transaction."""
+    rows = [log_row(1, (position, key), "u", key=[str(key)], after=image(key, str(position))) for key in updated]
+    rows += [log_row(1, (position, key), "d", key=[str(key)]) for key in deleted]
+    rows += [log_row(1, (position, key), "c", key=[str(key)], after=image(key, "1")) for key in created]
+    return [written(row) for row in rows]
+
+
+TRANSACTIONS = (
+    first_copy(),
+    changes(200, range(8, 12), range(20, 25), range(40, 50)),
+    changes(300, range(8, 10), range(10, 14), range(20, 22)),
+    changes(400, range(1), range(40, 50)),
+)
+"""The first copy, changes of its file, changes of the same and of its vectors, and the end of the second file."""
+
+
+@pytest.fixture(name="log")
+def _log(tmp_path: Path) -> Path:
+    writer = log_writer(tmp_path / "log")
+    for transaction in TRANSACTIONS:
+        append(writer, [transaction])
+    return tmp_path / "log"
+
+
+def target_of(loop: SinkLoop) -> DeltaTable:
+    (table,) = loop.record.tables.values()
+    return DeltaTable(table.target)
+
+
+def files_of(loop: SinkLoop) -> frozenset[str]:
+    return frozenset(target_of(loop).file_uris())
+
+
+def makers_of_commits(loop: SinkLoop) -> list[Any]:
+    """Who made the commits of the target, the latest first."""
+    return [commit.get("engineInfo") for commit in target_of(loop).history()]
+
+
+def expected_after(folder: Path, log: Path, *ends: int) -> tuple[Any, ...]:
+    """What the apply process leaves that applies the same ranges."""
+    with loop_in(folder / "here", log, None) as here:
+        for end in ends:
+            here(None, Position(end))
+        return rows_of(here), parked_in(here)
+
+
+def test_files_stay_until_their_last_row_is_deleted(spark: SparkSession, log: Path, tmp_path: Path) -> None:
+    with loop_in(tmp_path / "lake", log, spark) as loop:
+        loop(spark, Position(COPY))
+        copied = files_of(loop)
+        loop(spark, Position(200))
+        created = files_of(loop) - copied
+        assert (len(copied), len(created)) == (1, 1)
+        assert copied < files_of(loop)
+
+        loop(spark, Position(300))
+        assert copied | created < files_of(loop)
+
+        loop(spark, Position(400))
+        assert copied < files_of(loop)
+        assert (rows_of(loop), parked_in(loop)) == expected_after(tmp_path, log, COPY, 200, 300, 400)
+        assert makers_of_commits(loop)[:3] == ["cdc"] * 3
+        (table,) = loop.record.tables.values()
+        frame = spark.read.format("delta").load(table.target or "")
+        assert frame.count() == len(rows_of(loop)["shop.table1"])
+
+
+@pytest.mark.parametrize(
+    ("statistics", "expected"),
+    [
+        ({"maxValues": {"_position": 100}, "nullCount": {"_position": 0}}, True),
+        ({"maxValues": {"_position": 101}, "nullCount": {"_position": 0}}, False),
+        ({"maxValues": {"_position": 100}, "nullCount": {"_position": 1}}, False),
+        ({"numRecords": 3}, False),
+    ],
+)
+def test_a_file_is_older_than_a_batch_if_its_statistics_say_so(statistics: dict[str, Any], expected: bool) -> None:
+    assert is_older(LiveFile({"path": "any.parquet", "stats": json.dumps(statistics)}), after=100) is expected
+
+
+def test_rows_of_another_client_are_replaced(spark: SparkSession, log: Path, tmp_path: Path) -> None:
+    with loop_in(tmp_path / "lake", log, spark) as loop:
+        loop(spark, Position(COPY))
+        target = target_of(loop)
+        columns = pa.schema(target.schema().to_arrow())
+        foreign = {"id": 45, **{name: None for name in columns.names if name != "id"}}
+        write_deltalake(target, pa.Table.from_pylist([foreign], columns), mode="append")
+        loop(spark, Position(200))
+        (row,) = [row for row in rows_of(loop)["shop.table1"] if row["id"] == 45]
+        assert row["plain"] == 1
+        assert makers_of_commits(loop)[0] != "cdc"
