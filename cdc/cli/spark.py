@@ -130,6 +130,8 @@ def submit(  # noqa: PLR0913, PLR0917 - one parameter per option
     """Run apply or the given verb with spark-submit; arguments after -- are options of spark-submit.
 
     The driver sends the code of cdc to the executors. The executors need Python and the packages that cdc depends on.
+
+    Tests run this command on Spark standalone with two workers. YARN, Kubernetes and Databricks were not run.
     """
     import os
 
@@ -148,7 +150,10 @@ def print_(  # noqa: PLR0913, PLR0917 - one parameter per option
     trigger: TriggerOption = None,
     python: PythonOption = None,
 ) -> None:
-    """Print the command that `cdc spark submit` runs with the same options, quoted for a shell."""
+    """Print the command that `cdc spark submit` runs with the same options, quoted for a shell.
+
+    Tests run this command on Spark standalone with two workers. YARN, Kubernetes and Databricks were not run.
+    """
     launcher = _launcher(python)
     echo_source(launcher.line(launcher.command(_job(config, verb_arguments, sink, trigger), master, context.args)))
 
@@ -168,6 +173,8 @@ def k8s(  # noqa: PLR0913, PLR0917 - one parameter per option
 
     The pods read secrets from a Secret named cdc-PIPELINE; it has one key per variable or file that the definition
     refers to.
+
+    Tests compare the manifest with the expected text. YARN, Kubernetes and Databricks were not run.
     """
     from cdc.cluster.manifests import PodSettings, kubernetes_manifest
 
@@ -191,7 +198,9 @@ def databricks(  # noqa: PLR0913, PLR0917 - one parameter per option
     Put this file into a folder that contains the definition, and the built wheel of cdc in its subfolder dist/.
 
     The job reads secrets from a scope named cdc-PIPELINE; it has one secret per variable that the definition refers
-    to.
+    to. Log and lake must be in an object store.
+
+    Tests compare the bundle with the expected text. YARN, Kubernetes and Databricks were not run.
     """
     from cdc.cluster.manifests import databricks_bundle
 

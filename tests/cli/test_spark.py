@@ -105,6 +105,13 @@ def test_a_command_of_the_guide_is_accepted(command: str, shop: Path, capsys: py
     assert printed(capsys, "print" if verb == "submit" else verb, *arguments)
 
 
+@pytest.mark.parametrize("command", ["submit", "print", "k8s", "databricks"])
+def test_guide_and_help_say_alike_what_was_not_run(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = " ".join(run(capsys, "spark", command, "--help").output.split())
+    assert "YARN, Kubernetes and Databricks were not run." in shown
+    assert "| YARN, Kubernetes, Databricks | not run." in GUIDE.read_text(encoding="utf-8")
+
+
 def test_the_guide_has_commands_of_each_kind() -> None:
     assert {command.split()[1] for command in COMMANDS} == {"submit", "print", "k8s", "databricks"}
 
