@@ -1,7 +1,8 @@
 """Folds one range of the log for one sink: in this process or by executors; `engine_decision.py` decides.
 
 The rows of a range that executors fold stay on the executors, table by table, if the sink writes them from there. Small
-tables of the range come to the driver, and so do tables that the sink only takes on the driver.
+tables of the range come to the driver, and so do tables that the sink only takes on the driver. Of a table with history
+the rows are its single changes.
 """
 
 from __future__ import annotations
@@ -23,16 +24,15 @@ from cdc.errors import BatchTooLarge
 from cdc.failpoint import hit
 from cdc.log.file_selection import TableSelection
 from cdc.log.reader import LogReader
-from cdc.log_row import LOG_SCHEMA, ROW_OPERATIONS
+from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
 from cdc.table import TableSchema, matches
 from pipelines.engine_decision import ONE_MACHINE, Cores, Engine, EngineLimits, RangeSize, Waiting, decide
 from pipelines.folding.executor_fold import COLLECTED_BYTES, MAX_MOVES, ExecutorFold, LogRange, pieces_of_frame
 from pipelines.folding.fences_and_statistics import RangeStatistics
-from pipelines.folding.fold import fold
 from pipelines.folding.folded_batch import FoldedBatch, control_events, split_by_table
 from pipelines.folding.folded_parts import FoldedTable
-from pipelines.folding.history_changes import as_copied_rows, every_change, single_changes
+from pipelines.folding.history_changes import fold_with_history
 from pipelines.folding.spark_fold import fold_frame
 from pipelines.sinks.contract import SparkAwaited
 from pipelines.source.data_source import rows_between
@@ -125,16 +125,10 @@ class RangeFolder:
     def _fold_here(self, read: Iterable[pa.RecordBatch], after: Position) -> FoldedBatch:
         rows = pa.Table.from_batches(read, LOG_SCHEMA)
         kept = frozenset[int]() if self._keeps_history is None else self._with_history(latest_topics(rows))
-        if not kept:
-            return self._to_batch(fold(rows, sink=self._sink), rows.slice(0, 0), kept, after)
-        single = single_changes(rows, kept, self._since(after))
-        folded = fold(rows.filter(pc.invert(single)), sink=self._sink)
-        return self._to_batch(folded, rows.filter(single), kept, after)
+        return self._to_batch(fold_with_history(rows, kept, self._since(after), sink=self._sink), after)
 
-    def _to_batch(self, folded: pa.Table, single: pa.Table, kept: AbstractSet[int], after: Position) -> FoldedBatch:
+    def _to_batch(self, folded: pa.Table, after: Position) -> FoldedBatch:
         hit("after_fold")
-        if kept:
-            folded = pa.concat_tables([with_copied(folded, kept), every_change(single, sink=self._sink)])
         since = self._since(after)
         return replace(split_by_table(folded), since=0 if since == after else int(since))
 
@@ -152,17 +146,21 @@ class RangeFolder:
         """Yield the range of one relation as pairs (batch, its end position). Raises SparkAwaited as `__call__` does.
 
         A large range of a table with history is divided into several batches. Each batch has about `limits.small_rows`
-        rows, or a single transaction, so this process folds it without Spark.
+        rows, or a single transaction, so this process folds it without Spark. A transaction that does not fit is folded
+        by executors, if there are any.
         """
         if relation not in self._with_history_at(upto):
             yield self(session, after, upto, relation), int(upto)
             return
-        self.last_engine = Engine.HERE
         only = TableSelection(relations=(relation, relation))
         while after < upto:
             small = self.log.latest_boundary(after, self.limits.small_rows)
             end = min(upto, small) if small > after else upto
-            yield self._fold_here(self.log.rows(after, end, topics=self._is_selected, only=only), after), int(end)
+            if session is not None and self.choice is not EngineChoice.HERE and not self.is_small(after, end):
+                yield self(session, after, end, relation), int(end)
+            else:
+                self.last_engine = Engine.HERE
+                yield self._fold_here(self.log.rows(after, end, topics=self._is_selected, only=only), after), int(end)
             after = end
 
     def _by_executors(self, session: SparkSession, within: tuple[Position, Position], only: int | None) -> FoldedBatch:
@@ -187,8 +185,7 @@ class RangeFolder:
             folded = folding.fold() if folding.is_divisible else folding.store(self._folded_by_sql(folding))
             parts = {table.relation: folding.parts_of(table) for table in self._left_on_executors(folded, upto)}
             images = folding.collect([table for table in folded if table.relation not in parts])
-            single = self._single_changes(within, kept if only is None else kept & {only}, since)
-            batch = self._to_batch(images, single, kept, after)
+            batch = self._to_batch(images, after)
             controls = control_events(folding.survey.controls)
         except BaseException:
             folding.release()
@@ -198,23 +195,25 @@ class RangeFolder:
         return replace(batch, controls=controls, parts=parts, release=folding.release)
 
     def _folded_by_sql(self, folding: ExecutorFold) -> DataFrame:
-        """Fold a range in which partial images connect too many keys as a Spark plan; return it as pieces."""
+        """Fold a range in which partial images connect too many keys as a Spark plan; return it as pieces.
+
+        Tables with history are not part of the plan: `ExecutorFold` divides their changes.
+        """
         rows = folding.rows
         frame = rows_between(folding.session, self.log, self._tables, rows.after, rows.upto)
         if rows.tables.relations is not None:
             frame = frame.where(F.col("relation").between(*rows.tables.relations))
         if rows.kept:
-            single = F.col("relation").isin(*rows.kept) & F.col("op").isin(*ROW_OPERATIONS)
-            frame = frame.where(~(single & ((F.col("position") > rows.since) | F.col("key").isNull())))
+            frame = frame.where(~F.col("relation").isin(*rows.kept))
         statistics = RangeStatistics(partial=True, moves=True, fences=folding.survey.fences, keyless=True)
-        return pieces_of_frame(fold_frame(frame, sink=self._sink, statistics=statistics), folding.parts)
+        pieces = pieces_of_frame(fold_frame(frame, sink=self._sink, statistics=statistics), folding.parts)
+        return pieces.unionByName(folding.pieces_of_history()) if rows.kept else pieces
 
     def _stay_on_executors(self, schema: TableSchema) -> bool:
         """Return whether all folded rows of a table stay on the executors; true for a table that is not selected."""
         if not self._is_selected(schema.topic):
             return True
-        is_kept = self._keeps_history is not None and self._keeps_history(schema.topic)
-        return bool(schema.key) and not is_kept and self.takes_parts(schema)
+        return self.takes_parts(schema)
 
     def _left_on_executors(self, tables: Sequence[FoldedTable], upto: Position) -> list[FoldedTable]:
         """Return the tables whose rows stay on the executors: all that the sink takes there, but the smallest ones."""
@@ -222,8 +221,7 @@ class RangeFolder:
         candidates = [
             table
             for table in sorted(tables, key=attrgetter("rows"))
-            if not table.keyless
-            and table.relation not in kept
+            if (table.relation in kept or not table.keyless)
             and table.relation in schemas
             and self.takes_parts(schemas[table.relation])
         ]
@@ -231,13 +229,6 @@ class RangeFolder:
         sizes = np.cumsum([table.size for table in candidates])
         left = (rows > self.collected_rows) | (sizes > COLLECTED_BYTES)
         return [table for table, stays in zip(candidates, left.tolist(), strict=True) if stays]
-
-    def _single_changes(self, within: tuple[Position, Position], kept: AbstractSet[int], since: Position) -> pa.Table:
-        if not kept:
-            return LOG_SCHEMA.empty_table()
-        read = self.log.rows(*within, topics=self._is_selected, only=TableSelection(relations=(min(kept), max(kept))))
-        found = [rows.filter(single_changes(rows, kept, since)) for rows in read]
-        return pa.Table.from_batches(found, LOG_SCHEMA)
 
     def _with_history_at(self, upto: Position) -> AbstractSet[int]:
         if self._keeps_history is None:
@@ -258,15 +249,3 @@ def latest_topics(rows: pa.Table) -> dict[int, str]:
     named = rows.select(["relation", "topic", "position"]).filter(pc.is_valid(rows["relation"]))
     found = named.group_by(["relation", "topic"]).aggregate([("position", "max")]).sort_by("position_max")
     return dict(zip(found["relation"].to_pylist(), found["topic"].to_pylist(), strict=True))
-
-
-def with_copied(folded: pa.Table, kept: AbstractSet[int]) -> pa.Table:
-    """Return the folded rows, with op `u` replaced by `r` in the relations `kept`, whose history the sink keeps.
-
-    These rows have no `base`. They begin a history, as the rows of a full copy do.
-    """
-    state = pc.and_(
-        pc.is_in(folded["relation"], pa.array(sorted(kept), pa.int64())), pc.is_in(folded["op"], pa.array(["u", "d"]))
-    )
-    state = pc.fill_null(state, fill_value=False)
-    return pa.concat_tables([folded.filter(pc.invert(state)), as_copied_rows(folded.filter(state))])

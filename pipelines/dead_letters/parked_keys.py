@@ -35,6 +35,8 @@ EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _PARTS: Final = "\0"
 """Separator between the column values of a key that is joined to one text; Postgres text never contains it."""
 
+_LOG_ORDER: Final = [("position", "ascending"), ("ordinal", "ascending")]
+
 ParkedByKey = Mapping[Key, ParkedRow]
 
 
@@ -293,7 +295,8 @@ def _append_changes(row: ParkedRow, changes: Iterable[ParkedChange], upto: int) 
 
 def _check_moves(rows: pa.Table, parked: Container[Key], schema: TableSchema) -> None:
     partial = pc.invert(pc.fill_null(rows["complete"], fill_value=True))
-    for row in rows.filter(pc.and_(partial, pc.is_valid(rows["base"]))).to_pylist():
+    moves = rows.filter(pc.and_(partial, pc.is_valid(rows["base"]))).sort_by(_LOG_ORDER)
+    for row in moves.to_pylist():
         if tuple(row["key"]) in parked or tuple(row["base"]) in parked:
             raise MissingBase(
                 f"table {schema.topic!r}: the partial image at {Position(row['position'])} cannot be completed, "

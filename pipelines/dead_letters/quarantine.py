@@ -6,7 +6,8 @@ sink's dead-letter table, **before** it merges the others. The written rows take
 end of the batch. A crash between the two steps leaves the parked keys unchanged, and the batch is applied again.
 
 The rows of a large batch are on the executors. Only those of parked keys and refused rows come to the driver, at most
-about `dead_letters.stop_at` of each. There they are processed as the rows of a small batch are.
+about `dead_letters.stop_at` of each; of a table with history, all changes of these keys. There they are processed as
+the rows of a small batch are.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from pipelines.dead_letters.parked_keys import (
     rows_after,
     without_refused_changes,
 )
-from pipelines.folding.folded_parts import KEY_SEPARATOR, key_texts
+from pipelines.folding.folded_parts import KEY_SEPARATOR
 from pipelines.sinks.contract import ExecutorSink, ParkingSink, Sink, TableBatch, TableRecord
 
 RATIO_MIN_KEYS: Final = 100
@@ -133,7 +134,7 @@ class Quarantine:
             # a batch may be a part of a published range, or be repeated without its truncates and ends of full copies
             applied = max(applied, sink.target_position(batch.schema), self._applied.get(relation, 0))
             waiting = tuple(sink.parked.rows_of(relation))
-            batch = replace(batch, rows=rows_after(batch.rows, applied), parked_keys=waiting)
+            batch = replace(_after(batch, applied), parked_keys=waiting)
         record = self._apply(sink, before, batch, applied)
         self._applied[relation] = record.position
         return record
@@ -237,6 +238,14 @@ def _apply_divided(
     return left, record
 
 
+def _after(batch: TableBatch, applied: int) -> TableBatch:
+    """Return the batch with its rows after position `applied`, because earlier batches have applied the others."""
+    parts = batch.parts
+    if parts is not None and applied > batch.after:
+        parts = parts.after(applied)
+    return replace(batch, rows=rows_after(batch.rows, applied), parts=parts)
+
+
 def _with_rows_of_parked_keys(batch: TableBatch, parked_rows: ParkedByKey) -> TableBatch:
     """Return the batch with the rows of parked keys on the driver, if its rows are on the executors."""
     if batch.parts is None or not parked_rows:
@@ -250,9 +259,8 @@ def _with_refused_rows(sink: ParkingSink, batch: TableBatch, limit: int) -> Tabl
     if batch.parts is None or not isinstance(sink, ExecutorSink):
         return batch
     refused = sink.find_refused_in_parts(batch, limit)
-    parts = batch.parts.without(key_texts(refused["key"]).to_pylist())
     rows = refused if batch.rows is None else pa.concat_tables([batch.rows, refused])
-    return replace(batch, rows=rows, parts=parts)
+    return replace(batch, rows=rows, parts=batch.parts.without(refused))
 
 
 def _divide_latest_state(divided: _DividedBatch) -> tuple[TableBatch, ParkedByKey]:
@@ -290,7 +298,7 @@ def _too_many(divided: _DividedBatch, waiting: ParkedByKey, allowed: DeadLetterS
     if _size(waiting) > divided.limit:
         return f"{_size(waiting)} or more rows would be parked, but dead_letters.stop_at is {allowed.stop_at}"
     wait, keys = count_parked_keys(divided.batch.rows, waiting)
-    keys += 0 if divided.batch.parts is None else divided.batch.parts.table.rows
+    keys += 0 if divided.batch.parts is None else divided.batch.parts.table.keys
     if keys >= RATIO_MIN_KEYS and wait > allowed.ratio * keys:
         return f"{wait} of the {keys} keys of a batch would be parked, but dead_letters.ratio is {allowed.ratio:g}"
     return ""

@@ -4,10 +4,12 @@
 2. Executors read the log again, group of files by group of files, and divide the rows into parts by key. Without
    partial images, a group keeps only the latest row of each key.
 3. One task for each part folds its rows with `fold`, the specification. So the result is that of the driver's fold.
+   Changes of tables with history are not folded: a part has every change of its keys.
 4. The folded rows stay on the executors' disks as `FoldedParts`. The driver gets their numbers by table.
 
 Partial images that move rows to other keys connect the keys, and connected keys are in one part. The driver needs
-these keys for that. With more than MAX_MOVES of them, `spark_fold` folds the range instead.
+these keys for that. With more than MAX_MOVES of them, `spark_fold` folds the range instead. The changes of tables with
+history are then divided separately, or each such table is in one part if it has too many of these keys itself.
 
 So the driver gets control rows, at most MAX_MOVES moved keys, and numbers: no row images.
 """
@@ -15,7 +17,8 @@ So the driver gets control rows, at most MAX_MOVES moved keys, and numbers: no r
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 from zlib import crc32
@@ -30,9 +33,9 @@ from cdc.log.reader import stream_file
 from cdc.log_row import LOG_SCHEMA, ROW_OPERATIONS, Operation
 from cdc.position import Position
 from pipelines.folding.fences_and_statistics import Fence, add_fences, addressed_to, fence_rows, is_fenced
-from pipelines.folding.fold import FOLDED_ARROW, fold, latest_per_key, split_keyless
+from pipelines.folding.fold import FOLDED_ARROW, filter_rows, latest_per_key, split_keyless
 from pipelines.folding.folded_parts import PIECES, FoldedParts, FoldedTable, collect_images, pieces_of
-from pipelines.folding.history_changes import single_changes
+from pipelines.folding.history_changes import fold_with_history, single_changes
 from pipelines.folding.key_parts import (
     MOVE_SCHEMA,
     from_ipc,
@@ -49,6 +52,10 @@ SPLIT_BYTES: Final = 8 << 20
 """Approximate log bytes that one Spark task reads; with small tasks, the last task ends soon after the others."""
 PART_ROWS: Final = 500_000
 """Approximate log rows of one part; folding them takes a worker half a second and several hundred bytes per row."""
+HISTORY_PART_ROWS: Final = 150_000
+"""Approximate log rows of one part if the sink keeps history of a table: a task has all changes of a part in memory, as
+texts and as typed columns, and the rows of the target that they change.
+"""
 PART_BYTES: Final = 32 << 20
 """Approximate log bytes of one part; a worker needs several times as much memory."""
 READ_ROWS: Final = 131_072
@@ -67,6 +74,9 @@ _CONTROL_SCHEMA: Final = pa.schema([LOG_SCHEMA.field(name) for name in _CONTROL]
 _CONTROLS: Final = pa.array([Operation.SCHEMA.value, Operation.TRUNCATE.value, Operation.GENERATION.value])
 _ROWS: Final = pa.array(sorted(ROW_OPERATIONS))
 
+_MovedKeys = dict[tuple[int, str], int]
+"""(relation, key as one text) → part, of the keys that partial images connect."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogRange:
@@ -81,6 +91,13 @@ class LogRange:
     kept: frozenset[int] = frozenset()
     """Relations whose history the sink keeps: their single changes after `since` are not folded."""
     since: int = 0
+    only_kept: bool = False
+    """Whether `read_images` leaves out all other relations than `kept`."""
+
+    @property
+    def history(self) -> LogRange:
+        """The range with the relations whose history the sink keeps only."""
+        return replace(self, only_kept=True)
 
     def read(self, files: Sequence[LogFile], columns: Sequence[str]) -> Iterator[pa.Table]:
         """Yield the rows of some files that are for the sink, with the given columns and `address`."""
@@ -89,20 +106,32 @@ class LogRange:
                 yield rows.filter(addressed_to(rows["address"], self.sink))
 
     def read_images(self, files: Sequence[LogFile], fences: dict[int, Fence]) -> Iterator[pa.Table]:
-        """Yield the row images of some files that are folded, in tables of about READ_ROWS rows."""
+        """Yield the row images of some files that a fold needs, in tables of about READ_ROWS rows."""
         read: list[pa.Table] = []
         for rows in self.read(files, _FOLDED):
             images = rows.filter(pc.is_in(rows["op"], _ROWS))
+            if self.only_kept:
+                images = images.filter(pc.is_in(images["relation"], pa.array(sorted(self.kept), pa.int64())))
+            single = self.is_single(images)
             if fences:
-                images = images.filter(pc.invert(is_fenced(images, fences)))
-            if self.kept:
-                images = images.filter(pc.invert(single_changes(images, self.kept, self.since)))
-            read.append(_without_needless_images(images))
+                is_needed = pc.or_(single, pc.invert(is_fenced(images, fences)))
+                images, single = images.filter(is_needed), single.filter(is_needed)
+            read.append(_without_needless_images(images, single))
             if sum(table.num_rows for table in read) >= READ_ROWS:
                 yield pa.concat_tables(read)
                 read = []
         if read:
             yield pa.concat_tables(read)
+
+    def is_single(self, images: pa.Table) -> pa.ChunkedArray:
+        """Return one bool per row image: whether it is a change that is not folded."""
+        if self.kept:
+            return single_changes(images, self.kept, self.since)
+        return pa.chunked_array([pa.array(np.zeros(images.num_rows, bool))])
+
+    def fold(self, images: pa.Table) -> pa.Table:
+        """Fold all row images of some keys to FOLDED_ARROW rows."""
+        return fold_with_history(images, self.kept, self.since, sink=self.sink)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +144,8 @@ class Survey:
     """Number of partial images."""
     moves: int
     """Number of partial images that move a row to another key."""
+    kept_moves: int
+    """The same number, of relations whose history the sink keeps only."""
 
     @property
     def fences(self) -> dict[int, Fence]:
@@ -137,7 +168,8 @@ class ExecutorFold:
 
     def __post_init__(self) -> None:
         files = self.rows.files
-        sizes = -(-sum(f.rows for f in files) // PART_ROWS), -(-sum(f.size for f in files) // PART_BYTES)
+        part_rows = HISTORY_PART_ROWS if self.rows.kept else PART_ROWS
+        sizes = -(-sum(f.rows for f in files) // part_rows), -(-sum(f.size for f in files) // PART_BYTES)
         self.parts = self.parts or max(1, *sizes)
         self._groups = split(files, SPLIT_BYTES)
 
@@ -150,12 +182,14 @@ class ExecutorFold:
             for number in _numbers(numbers):
                 yield _surveyed(rows, groups[number])
 
-        found = self._tasks().mapInArrow(count, "controls binary, partial long, moves long").collect()
+        columns = "controls binary, partial long, moves long, kept_moves long"
+        found = self._tasks().mapInArrow(count, columns).collect()
         controls = [from_ipc(bytes(row["controls"])) for row in found]
         return Survey(
             pa.concat_tables([_CONTROL_SCHEMA.empty_table(), *controls]),
             sum(row["partial"] for row in found),
             sum(row["moves"] for row in found),
+            sum(row["kept_moves"] for row in found),
         )
 
     @property
@@ -165,7 +199,16 @@ class ExecutorFold:
 
     def fold(self) -> list[FoldedTable]:
         """Fold the range, and store the folded rows on the executors; return their numbers by table."""
-        return self.store(self._folded())
+        return self.store(self._folded(self.rows, self._moved_parts(self.rows)))
+
+    def pieces_of_history(self) -> DataFrame:
+        """Return the changes of the tables with history as a frame with the columns PIECES, for a range that is not
+        divisible.
+        """
+        rows, moved = self.rows.history, None
+        if self.survey.kept_moves <= self.max_moves:
+            moved = self._moved_parts(rows)
+        return self._folded(rows, moved)
 
     def store(self, pieces: DataFrame) -> list[FoldedTable]:
         """Store a frame with the columns PIECES on the executors; return its numbers by table."""
@@ -174,7 +217,7 @@ class ExecutorFold:
 
         stored = pieces.persist(StorageLevel.DISK_ONLY)
         self._stored.append(stored)
-        sums = [F.sum(name).alias(name) for name in ("rows", "size", "incomplete", "keyless")]
+        sums = [F.sum(name).alias(name) for name in ("rows", "keys", "size", "incomplete", "keyless")]
         median = F.percentile("committed_at", F.lit(0.5), F.col("rows")).cast("long").alias("committed_at")
         return [FoldedTable(**row.asDict()) for row in stored.groupBy("relation").agg(*sums, median).collect()]
 
@@ -195,15 +238,18 @@ class ExecutorFold:
         while self._stored:
             self._stored.pop().unpersist()
 
-    def _folded(self) -> DataFrame:
-        groups, rows, parts, sink = self._groups, self.rows, self.parts, self.rows.sink
+    def _folded(self, rows: LogRange, moved: _MovedKeys | None) -> DataFrame:
+        """Return the folded rows as a frame with the columns PIECES. moved: as in `_parts_of_keys`."""
+        groups, parts = self._groups, self.parts
         fences, only_latest = self.survey.fences, not self.survey.partial
-        moved = parts_of_moved_keys(self._moves(), parts)
 
         def divide(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for number in _numbers(numbers):
                 for images in rows.read_images(groups[number], fences):
-                    yield from _divided(images, parts, moved, only_latest=only_latest)
+                    keyed, keyless = split_keyless(images)
+                    if only_latest:
+                        keyed = _latest_or_single(keyed, rows.is_single(keyed))
+                    yield from _divided(keyed, keyless, parts, moved)
 
         def fold_part(received: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             part, read = 0, []
@@ -211,22 +257,28 @@ class ExecutorFold:
                 part = batch["part"][0].as_py()
                 read += [from_ipc(stream.as_buffer()) for stream in batch["rows"]]
             if read:
-                yield from pieces_of(part, fold(pa.concat_tables(read), sink=sink))
+                yield from pieces_of(part, rows.fold(pa.concat_tables(read)))
 
         divided = self._tasks().mapInArrow(divide, "part int, rows binary")
         return divided.repartitionById(parts, "part").mapInArrow(fold_part, PIECES)
 
-    def _moves(self) -> pa.Table:
+    def _moved_parts(self, rows: LogRange) -> _MovedKeys:
+        return parts_of_moved_keys(self._moves(rows), self.parts)
+
+    def _moves(self, rows: LogRange) -> pa.Table:
         if not self.survey.moves:
             return MOVE_SCHEMA.empty_table()
-        groups, rows = self._groups, self.rows
+        groups = self._groups
 
         def find(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             columns = ["relation", "partial", "address", *_KEYS]
             for number in _numbers(numbers):
                 with_partial = [file for file in groups[number] if file.partial]
                 for read in rows.read(with_partial, columns):
-                    if (moves := moves_as_texts(read)).num_rows:
+                    moves = moves_as_texts(read)
+                    if rows.only_kept:
+                        moves = _of_relations(moves, rows.kept)
+                    if moves.num_rows:
                         yield pa.RecordBatch.from_pydict({"moves": [to_ipc(moves)]})
 
         found = [from_ipc(bytes(row["moves"])) for row in self._tasks().mapInArrow(find, "moves binary").collect()]
@@ -257,30 +309,38 @@ def _numbers(batches: Iterator[pa.RecordBatch]) -> Iterator[int]:
 
 
 def _surveyed(rows: LogRange, files: Sequence[LogFile]) -> pa.RecordBatch:
-    controls, partial, moves = [_CONTROL_SCHEMA.empty_table()], 0, 0
+    controls, partial, moves, kept_moves = [_CONTROL_SCHEMA.empty_table()], 0, 0, 0
     for file in files:
         for read in rows.read([file], [*_SURVEYED, *(_KEYS if file.partial else ())]):
             controls.append(read.filter(pc.is_in(read["op"], _CONTROLS)).select(_CONTROL))
             if file.partial:
                 partial += pc.sum(read["partial"]).as_py() or 0
-                moves += moves_as_texts(read).num_rows
-    columns = {"controls": [to_ipc(pa.concat_tables(controls))], "partial": [partial], "moves": [moves]}
-    return pa.RecordBatch.from_pydict(columns)
+                found = moves_as_texts(read)
+                moves += found.num_rows
+                kept_moves += _of_relations(found, rows.kept).num_rows
+    numbers = {"partial": [partial], "moves": [moves], "kept_moves": [kept_moves]}
+    return pa.RecordBatch.from_pydict({"controls": [to_ipc(pa.concat_tables(controls))], **numbers})
 
 
-def _without_needless_images(images: pa.Table) -> pa.Table:
-    """Return the rows with `before` only in tables without a key: the fold reads it nowhere else."""
-    before = pc.if_else(pc.is_valid(images["key"]), pa.scalar(None, images["before"].type), images["before"])
+def _of_relations(rows: pa.Table, relations: AbstractSet[int]) -> pa.Table:
+    return rows.filter(pc.is_in(rows["relation"], pa.array(sorted(relations), pa.int64())))
+
+
+def _without_needless_images(images: pa.Table, single: pa.ChunkedArray) -> pa.Table:
+    """Return the rows with `before` only in tables without a key, and in single deletes: nothing else reads it."""
+    is_read = pc.or_(pc.is_null(images["key"]), pc.and_(single, pc.equal(images["op"], Operation.DELETE.value)))
+    before = pc.if_else(is_read, images["before"], pa.scalar(None, images["before"].type))
     return images.set_column(images.column_names.index("before"), LOG_SCHEMA.field("before"), before)
 
 
-def _divided(
-    images: pa.Table, parts: int, moved: dict[tuple[int, str], int], *, only_latest: bool
-) -> Iterator[pa.RecordBatch]:
+def _latest_or_single(keyed: pa.Table, single: pa.ChunkedArray) -> pa.Table:
+    """Return the latest row of each key, and all rows that are not folded."""
+    latest = latest_per_key(filter_rows(keyed, pc.invert(single)))
+    return pa.concat_tables([latest, keyed.filter(single)]) if pc.any(single).as_py() else latest
+
+
+def _divided(keyed: pa.Table, keyless: pa.Table, parts: int, moved: _MovedKeys | None) -> Iterator[pa.RecordBatch]:
     """Divide row images into parts; yield (part, rows). Rows without a key are not folded: any part may have them."""
-    keyed, keyless = split_keyless(images)
-    if only_latest:
-        keyed = latest_per_key(keyed)
     for rows, part_of in (
         (keyed.drop_columns(["text"]), _parts_of_keys(keyed, parts, moved)),
         (keyless, keyless["position"].to_numpy() % parts),
@@ -291,7 +351,14 @@ def _divided(
                 yield pa.RecordBatch.from_pydict({"part": pa.array([part], pa.int32()), "rows": [stream]})
 
 
-def _parts_of_keys(keyed: pa.Table, parts: int, moved: dict[tuple[int, str], int]) -> np.ndarray:
+def _parts_of_keys(keyed: pa.Table, parts: int, moved: _MovedKeys | None) -> np.ndarray:
+    """Return the number of the part of each row.
+
+    moved: the parts of keys that partial images connect. None: all keys of a relation may be connected, and get the
+    same part.
+    """
+    if moved is None:
+        return keyed["relation"].to_numpy() % parts
     relations = (keyed["relation"].to_numpy() & 0xFFFFFFFF).tolist()
     texts = keyed["text"].cast(pa.binary()).to_pylist()
     part_of = (np.fromiter(map(crc32, texts, relations), np.uint32, keyed.num_rows) % parts).astype(np.int64)

@@ -1,9 +1,9 @@
 """Folded parts: the folded rows of a large range, which Spark's executors keep until the batch ends.
 
-A part has all rows of its keys, so it is written without the others. Its rows are divided into pieces of at most
-PIECE_ROWS rows of one table. A piece is one row of a Spark frame, with the folded rows as an Arrow IPC stream: no row
-image passes through the JVM. The frame is stored on the executors' disks. Spark computes a piece again, from the files
-of the log, if its executor is lost.
+A part has all rows of its keys, so it is written without the others. Of a table with history, it has every change of
+its keys. Its rows are divided into pieces of at most PIECE_ROWS rows of one table. A piece is one row of a Spark frame,
+with the folded rows as an Arrow IPC stream: no row image passes through the JVM. The frame is stored on the executors'
+disks. Spark computes a piece again, from the files of the log, if its executor is lost.
 """
 
 from __future__ import annotations
@@ -25,13 +25,16 @@ if TYPE_CHECKING:
 PIECE_ROWS: Final = 65_536
 """Maximum folded rows of a piece; a task has the rows of one piece in memory, as texts and as typed columns."""
 PIECES: Final = (
-    "part int, relation long, rows long, size long, incomplete long, keyless long, committed_at long, images binary"
+    "part int, relation long, rows long, keys long, size long, incomplete long, keyless long, committed_at long, "
+    "images binary"
 )
-"""The columns of the frame of pieces: number of the part, relation, number of rows, bytes in memory, number of
-incomplete rows, number of rows without a key, median commit time in µs, and the rows as an Arrow IPC stream.
+"""The columns of the frame of pieces: number of the part, relation, number of rows, number of keys that no other piece
+counts, bytes in memory, number of incomplete rows, number of rows without a key, median commit time in µs, and the rows
+as an Arrow IPC stream.
 """
 IMAGES: Final = "part int, images binary"
 """The columns of a frame of pieces of one table that a function has changed: number of the part, rows as a stream."""
+_COUNTED: Final = ("rows", "keys", "incomplete", "keyless")
 KEY_SEPARATOR: Final = "\0"
 """Separator between the column values of a key that is joined to one text; Postgres text never contains it."""
 
@@ -45,6 +48,8 @@ class FoldedTable:
 
     relation: int
     rows: int
+    keys: int
+    """Number of keys that have a row; for a table with history, a key may have several rows."""
     size: int
     """Bytes of the rows in memory, as Arrow."""
     incomplete: int
@@ -66,6 +71,8 @@ class FoldedParts:
     """Number of parts into which the keys are divided."""
     excluded: tuple[str, ...] = ()
     """Keys, as `key_texts` returns them, whose rows are left out."""
+    applied: int = 0
+    """Position up to which rows are left out."""
 
     @property
     def session(self) -> SparkSession:
@@ -77,7 +84,7 @@ class FoldedParts:
 
         convert: function (pieces of a part) → batches; it may get none. columns: the Spark schema of these batches.
         """
-        excluded = pa.array(self.excluded, pa.string())
+        excluded, applied = pa.array(self.excluded, pa.string()), self.applied
 
         def pieces_in(batches: Iterator[pa.RecordBatch]) -> Iterator[Piece]:
             for batch in batches:
@@ -85,6 +92,8 @@ class FoldedParts:
                     rows = from_ipc(stream.as_buffer())
                     if len(excluded):
                         rows = rows.filter(pc.invert(pc.is_in(key_texts(rows["key"]), excluded)))
+                    if applied:
+                        rows = rows.filter(pc.greater(rows["position"], applied))
                     if rows.num_rows:
                         yield part, rows
 
@@ -101,7 +110,8 @@ class FoldedParts:
     def split_off(self, keys: Iterable[str]) -> tuple[pa.Table, FoldedParts]:
         """Return (the rows of some keys, the other rows); a row belongs to a key if its key or base is this key.
 
-        At most two rows for each of `keys` come to the driver. keys: as `key_texts` returns them.
+        The rows of `keys` come to the driver: at most two for each, or all changes of a table with history. keys: as
+        `key_texts` returns them.
         """
         wanted = pa.array(sorted(keys), pa.string())
 
@@ -114,13 +124,49 @@ class FoldedParts:
                 yield piece_of_images(part, chosen)
 
         rows = collect_images(self.map_pieces(select, IMAGES))
-        return rows, self.without(key_texts(rows["key"]).to_pylist())
+        return rows, self.without(rows)
 
-    def without(self, keys: Iterable[str]) -> FoldedParts:
-        """Return these rows without those of some keys, each of which has a row."""
-        excluded = tuple(sorted({*self.excluded, *keys}))
-        rows = self.table.rows - (len(excluded) - len(self.excluded))
-        return replace(self, table=replace(self.table, rows=rows), excluded=excluded)
+    def without(self, rows: pa.Table) -> FoldedParts:
+        """Return the rows of other keys. rows: all rows that the executors have of the keys to leave out."""
+        keys = key_texts(rows["key"]).unique().to_pylist()
+        left = replace(self.table, rows=self.table.rows - rows.num_rows, keys=self.table.keys - len(keys))
+        return replace(self, table=left, excluded=tuple(sorted({*self.excluded, *keys})))
+
+    def after(self, position: int) -> FoldedParts:
+        """Return the rows after a position; a Spark job counts them."""
+        later = replace(self, applied=max(self.applied, position))
+
+        def count(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
+            if read := [rows.select(["key", "op", "complete"]) for _, rows in pieces]:
+                yield _counts(pa.concat_tables(read))
+
+        sums = [f"coalesce(sum({name}), 0) AS {name}" for name in _COUNTED]
+        counted = later.map_parts(count, ", ".join(f"{name} long" for name in _COUNTED)).selectExpr(*sums).first()
+        return later if counted is None else replace(later, table=replace(self.table, **counted.asDict()))
+
+    def has_any(self, is_concerned: Callable[[pa.Table], bool]) -> bool:
+        """Return whether a function returns true for the rows of any piece."""
+
+        def select(part: int, rows: pa.Table) -> Iterator[pa.RecordBatch]:
+            if is_concerned(rows):
+                yield pa.RecordBatch.from_pydict({"part": pa.array([part], pa.int32())})
+
+        return self.map_pieces(select, "part int").first() is not None
+
+
+def first_images(pieces: DataFrame, limit: int) -> pa.Table:
+    """Return the rows of a frame with the columns IMAGES to the driver, at most one piece more than `limit` rows."""
+
+    def take(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        rows = 0
+        for batch in batches:
+            for stream in batch["images"]:
+                images = from_ipc(stream.as_buffer())
+                if rows <= limit:
+                    yield piece_of_images(0, images.slice(0, limit + 1 - rows))
+                    rows += images.num_rows
+
+    return collect_images(pieces.repartition(1).mapInArrow(take, IMAGES))
 
 
 def key_texts(keys: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -138,24 +184,40 @@ def pieces_of(part: int, folded: pa.Table) -> Iterator[pa.RecordBatch]:
     relations = folded["relation"].unique().to_pylist()
     for relation in relations:
         own = folded if len(relations) == 1 else folded.filter(pc.equal(folded["relation"], relation))
+        keys = _count_keys(own)
         for start in range(0, own.num_rows, PIECE_ROWS):
-            yield _piece(part, relation, own.slice(start, PIECE_ROWS))
+            yield _piece(part, relation, own.slice(start, PIECE_ROWS), keys)
+            keys = 0
 
 
-def _piece(part: int, relation: int, rows: pa.Table) -> pa.RecordBatch:
-    incomplete = pc.and_(pc.equal(rows["op"], "u"), pc.invert(pc.fill_null(rows["complete"], fill_value=True)))
+def _piece(part: int, relation: int, rows: pa.Table, keys: int) -> pa.RecordBatch:
     median = pc.quantile(rows["committed_at"].cast(pa.int64()), 0.5)[0].as_py()
     columns = {
         "part": pa.array([part], pa.int32()),
         "relation": pa.array([relation], pa.int64()),
         "rows": [rows.num_rows],
+        "keys": [keys],
         "size": [rows.nbytes],
-        "incomplete": [pc.sum(incomplete).as_py() or 0],
+        "incomplete": [_count_incomplete(rows)],
         "keyless": [rows["key"].null_count],
         "committed_at": pa.array([0 if median is None else int(median)], pa.int64()),
         "images": [to_ipc(rows)],
     }
     return pa.RecordBatch.from_pydict(columns)
+
+
+def _counts(rows: pa.Table) -> pa.RecordBatch:
+    counts = (rows.num_rows, _count_keys(rows), _count_incomplete(rows), rows["key"].null_count)
+    return pa.RecordBatch.from_pydict({name: [number] for name, number in zip(_COUNTED, counts, strict=True)})
+
+
+def _count_keys(rows: pa.Table) -> int:
+    return int(pc.count_distinct(key_texts(rows["key"])).as_py())
+
+
+def _count_incomplete(rows: pa.Table) -> int:
+    partial = pc.invert(pc.fill_null(rows["complete"], fill_value=True))
+    return int(pc.sum(pc.and_(pc.not_equal(rows["op"], "d"), partial)).as_py() or 0)
 
 
 def collect_images(pieces: DataFrame, *, at_once: bool = True) -> pa.Table:

@@ -2,7 +2,7 @@
 
 The rows have the columns of FOLDED_ARROW. `op` is the log's operation. `after` is the sent image; for a delete, the
 image of the old row. `complete` is false if columns were not sent; the sink reads these from the target. `base` is the
-key of the row before a key change.
+key of the row before a key change, if columns were not sent.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from cdc.log_row import ROW_OPERATIONS, Operation
 from pipelines.folding.fences_and_statistics import addressed_to
-from pipelines.folding.fold import FOLDED_ARROW
+from pipelines.folding.fold import FOLDED_ARROW, fold
 
 _ROWS: Final = pa.array(sorted(ROW_OPERATIONS))
 _IMAGE: Final = FOLDED_ARROW.field("after").type
@@ -54,19 +54,47 @@ def single_changes(rows: pa.Table | pa.RecordBatch, kept: AbstractSet[int], sinc
     return pc.and_(of_kept, pc.or_(pc.greater(rows["position"], int(since)), pc.is_null(rows["key"])))
 
 
+def fold_with_history(rows: pa.Table, kept: AbstractSet[int], since: int, *, sink: str) -> pa.Table:
+    """Fold log rows (LOG_SCHEMA) as `fold` does, but keep the single changes of some relations.
+
+    kept: the relations whose history the sink keeps. Their changes up to position `since` are folded, and become rows
+    of a copy; later ones stay.
+    """
+    if not kept:
+        return fold(rows, sink=sink)
+    single = single_changes(rows, kept, since)
+    folded = fold(rows.filter(pc.invert(single)), sink=sink)
+    return pa.concat_tables([with_copied(folded, kept), every_change(rows.filter(single), sink=sink)])
+
+
 def every_change(rows: pa.Table, *, sink: str) -> pa.Table:
     """Convert log rows (LOG_SCHEMA) to one FOLDED_ARROW row per change, without rows addressed to another sink."""
     rows = rows.filter(pc.and_(pc.is_in(rows["op"], _ROWS), addressed_to(rows["address"], sink)))
     deleted = pc.equal(rows["op"], Operation.DELETE.value)
     image = pc.if_else(deleted, rows["before"].combine_chunks(), rows["after"].combine_chunks())
+    complete = pc.or_(deleted, pc.invert(rows["partial"])).combine_chunks()
+    # a complete image needs no row of the old key, and the changes of that key may be in another part of the range
+    base = pc.if_else(complete, pa.scalar(None, rows["old_key"].type), rows["old_key"].combine_chunks())
     columns = {
         "after": image,
-        "complete": pc.or_(deleted, pc.invert(rows["partial"])),
-        "base": rows["old_key"],
+        "complete": complete,
+        "base": base,
         "payload": pa.nulls(rows.num_rows, FOLDED_ARROW.field("payload").type),
     }
     values = [columns[name] if name in columns else rows[name] for name in FOLDED_ARROW.names]
     return pa.table(values, schema=FOLDED_ARROW)
+
+
+def with_copied(folded: pa.Table, kept: AbstractSet[int]) -> pa.Table:
+    """Return the folded rows, with op `u` replaced by `r` in the relations `kept`, whose history the sink keeps.
+
+    These rows have no `base`. They begin a history, as the rows of a full copy do.
+    """
+    state = pc.and_(
+        pc.is_in(folded["relation"], pa.array(sorted(kept), pa.int64())), pc.is_in(folded["op"], pa.array(["u", "d"]))
+    )
+    state = pc.fill_null(state, fill_value=False)
+    return pa.concat_tables([folded.filter(pc.invert(state)), as_copied_rows(folded.filter(state))])
 
 
 def as_copied_rows(folded: pa.Table) -> pa.Table:

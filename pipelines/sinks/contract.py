@@ -62,7 +62,7 @@ class TableBatch:
     large for the driver, `frame` or `parts` has the rows on the executors. With `frame`, `rows` is None. With `parts`,
     `rows` has those rows of the batch that the driver must see, because they concern parked keys, or None. All three
     are None if the range contains only truncates, ends of full copies and schema changes of the table. For a target
-    with history, `rows` has every single change, as pipelines.folding.history_changes makes them.
+    with history, `rows` and `parts` have every single change, as pipelines.folding.history_changes makes them.
     """
 
     schema: TableSchema
@@ -273,5 +273,6 @@ class ExecutorSink(Protocol):
     def find_refused_in_parts(self, batch: TableBatch, limit: int) -> pa.Table:
         """Return the rows in `batch.parts` that make `apply` fail, without changing the target.
 
-        Not many more than `limit` rows come to the driver (pipelines.folding.fold.FOLDED_ARROW).
+        Not many more than `limit` rows come to the driver (pipelines.folding.fold.FOLDED_ARROW). For a target with
+        history, these are all changes of about `limit` refused keys.
         """

@@ -26,7 +26,7 @@ from cdc.table import TableSchema
 from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.sink_status_reporter import SinkFigures
-from pipelines.sink_factory import build_sink
+from pipelines.sink_factory import build_sink, keeps_history
 from pipelines.sink_loop import SinkLoop
 from pipelines.sinks.contract import Sink
 from tests.fixtures.catalog import put_catalog
@@ -47,11 +47,13 @@ KEYS = [str(number) for number in range(1, 25)]
 class ManyKeys(Source):
     """A random history of a table with two dozen keys, some of whose values do not fit their column."""
 
+    unfit = UNFIT
+
     def _free(self) -> list[str]:
         return [key for key in KEYS if key not in self.table]
 
     def _value(self) -> str | None:
-        return "" if self.random.random() < UNFIT else super()._value()
+        return "" if self.random.random() < self.unfit else super()._value()
 
     def _truncate(self) -> None:
         if self.random.random() < RARE:
@@ -71,11 +73,11 @@ def schema(relation: int) -> TableSchema:
     return replace(made, name=f"table{relation}", columns=tuple(columns))
 
 
-def random_log(random: Random) -> list[list[Row]]:
+def random_log(random: Random, tables: int = TABLES, source_of: type[Source] = ManyKeys) -> list[list[Row]]:
     """The transactions of several tables; no two tables have a position in common."""
     rows: list[Row] = []
-    for relation in range(1, TABLES + 1):
-        source = ManyKeys(relation, Random(random.random()))
+    for relation in range(1, tables + 1):
+        source = source_of(relation, Random(random.random()))
         for _ in range(random.randint(6, 30)):
             source.transaction()
         topic, made = f"shop.table{relation}", schema(relation)
@@ -93,20 +95,24 @@ def random_log(random: Random) -> list[list[Row]]:
 
 @contextmanager
 def loop_in(
-    folder: Path, log: Path, spark: SparkSession | None, build: Callable[[DeltaSinkDefinition], Sink] = build_sink
+    folder: Path,
+    log: Path,
+    spark: SparkSession | None,
+    build: Callable[[DeltaSinkDefinition], Sink] = build_sink,
+    rules: str = "[]",
 ) -> Iterator[SinkLoop]:
-    """The loop of a Delta sink in a folder; with Spark every row stays on the executors."""
+    """The loop of a Delta sink in a folder; with Spark every row stays on the executors. rules: those of the sink."""
     folder.mkdir(exist_ok=True)
     (folder / "shop.yaml").write_text(
         "name: shop\nsource: {dsn: 'postgresql://nobody@127.0.0.1:1/nowhere'}\ntables: [{match: 'shop.*'}]\n"
         f"log: {{path: '{log}'}}\n"
-        f"sinks: [{{type: delta, name: lake, path: '{folder}/lake/{{schema}}/{{table}}'}}]\n"
+        f"sinks: [{{type: delta, name: lake, path: '{folder}/lake/{{schema}}/{{table}}', rules: {rules}}}]\n"
     )
     put_catalog(folder)
     definition = load_definition(folder / "shop.yaml")
     wanted = definition.sinks[0]
     assert isinstance(wanted, DeltaSinkDefinition)
-    sink, fold = build(wanted), RangeFolder(LogReader(log), wanted.name, wanted.tables)
+    sink, fold = build(wanted), RangeFolder(LogReader(log), wanted.name, wanted.tables, keeps_history(wanted))
     if spark is not None:
         sink.attach(spark)
         fold.choice, fold.collected_rows = EngineChoice.SPARK, 0
@@ -124,7 +130,12 @@ def rows_of(loop: SinkLoop) -> dict[str, list[Row]]:
     """The rows of every target, with their positions, by key."""
     tables = loop.record.tables.values()
     read = {table.topic: pa.table(read_target(table.target, table.version)) for table in tables if table.target}
-    return {topic: sorted(rows.to_pylist(), key=lambda row: row["id"]) for topic, rows in read.items()}
+    return {topic: sorted(rows.to_pylist(), key=in_target_order) for topic, rows in read.items()}
+
+
+def in_target_order(row: Row) -> tuple[Any, ...]:
+    """By position and ordinal, which all rows of a table have, and by the start of a version."""
+    return row["_position"], row["_ordinal"], row.get("__START_AT", 0), row["id"]
 
 
 def records_of(loop: SinkLoop) -> list[tuple[Any, ...]]:

@@ -47,7 +47,8 @@ target, and the driver adds them in one commit; a filled target is merged by Spa
 commit, and adds the keys of its files to the index.
 
 A target with history differs after in_target_columns: History.merge (history_strategy.py) evolves the columns, and
-HistoryMerge (history_merge.py) completes every change, makes the rows of the history mode and writes them.
+HistoryMerge (history_merge.py) completes every change, makes the rows of the history mode and writes them. If its
+changes are on Spark's executors, ExecutorHistory (executor_history.py) does this in a task for each part of the keys.
 
 Interfaces with several implementations
 =======================================

@@ -225,8 +225,13 @@ def refused_changes(batch: TableBatch, shape: RowShape, limit: int) -> list[Refu
     Returns not many more than `limit` rows. The rows of `batch.unparked` are numbered after those of `batch.rows`.
     """
     images = [rows for rows in (batch.rows, batch.unparked) if rows is not None]
-    found = failing_rows(pa.concat_tables(images), lambda part: _typed(part, shape), limit) if images else {}
+    found = failing_changes(pa.concat_tables(images), shape, limit) if images else {}
     return [RefusedRow(row, error) for row, error in sorted(found.items())]
+
+
+def failing_changes(images: pa.Table, shape: RowShape, limit: int) -> dict[int, CdcError]:
+    """Return row number → error, for the changes that a target with history cannot represent; about `limit` at most."""
+    return failing_rows(images, lambda part: _typed(part, shape), limit)
 
 
 def _typed(images: pa.Table, shape: RowShape) -> None:

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from pipelines.folding.fold import has_base_key
-from pipelines.folding.folded_parts import IMAGES, FoldedParts, Piece, collect_images, piece_of_images
+from pipelines.folding.folded_parts import IMAGES, FoldedParts, Piece, first_images, piece_of_images
 from pipelines.folding.key_parts import from_ipc, split_by_part, to_ipc
 from pipelines.runtime.executor_code import forwarding_errors, raising_task_errors
 from pipelines.sinks.delta.dead_letters import failing_rows, refused_rows
@@ -42,7 +42,7 @@ from pipelines.sinks.delta.merge_source import (
 )
 from pipelines.sinks.delta.new_data_files import DataFile, TargetFolder
 from pipelines.sinks.delta.schema_evolution import FilledColumn, evolved_batch, read_plan
-from pipelines.sinks.delta.spark_target import frame_at, frame_of
+from pipelines.sinks.delta.spark_target import SORTED_JOIN, frame_at, frame_of, hinted_merge_source, spark_schema
 from pipelines.sinks.delta.target_columns import OP, RowShape
 from pipelines.sinks.delta.target_layout import backticked
 from pipelines.sinks.delta.target_part import columns_of_part
@@ -51,14 +51,7 @@ from pipelines.types.typed_rows import typed_keys
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-    from pyspark.sql.types import StructType
 
-SORTED_JOIN: Final = "merge"
-"""Spark's hint for a join that sorts both sides on the executors.
-
-A broadcast join collects one side in the driver: a target whose files have less than 10 MB, which may be many times as
-large in memory.
-"""
 _PART: Final = "_part"
 _KEY: Final = "_key"
 _TASK_ROWS: Final = "part int, bases binary, images binary"
@@ -129,11 +122,7 @@ class ExecutorMerge:
         if own_rows is not None and own_rows.num_rows:
             source = source.unionByName(frame_of(self.parts.session, own_rows))
         source = one_row_per_key_in_spark(source, self.shape.key)
-        session, parts = self.parts.session, self.parts.parts
-        if self.target.files()[0] and parts > int(session.conf.get("spark.sql.shuffle.partitions") or 0):
-            # the join of a MERGE takes this number; a session on one machine shuffles into two partitions
-            source = source.repartition(parts, *map(backticked, self.shape.key))
-        return source.hint(SORTED_JOIN)
+        return hinted_merge_source(source, self.shape.key, self.parts.parts) if self.target.files()[0] else source
 
     def can_write_files(self) -> bool:
         """Return whether executors can write data files for `write_files`: an empty directory without partitions."""
@@ -198,7 +187,7 @@ class ExecutorMerge:
 
             frames.append(with_bases.mapInArrow(refused_partial, IMAGES))
         with raising_task_errors():
-            return pa.concat_tables([_first_rows(frame, limit) for frame in frames])
+            return pa.concat_tables([first_images(frame, limit) for frame in frames])
 
     @property
     def _plan(self) -> BasePlan | None:
@@ -212,7 +201,7 @@ class ExecutorMerge:
                 complete, _partial = split_partial(_settled(rows, shape))
                 yield from _checked(source_rows(complete, shape), shape).to_batches()
 
-        return self.parts.map_pieces(typed, _spark_schema(shape.source))
+        return self.parts.map_pieces(typed, spark_schema(shape.source))
 
     def _completed_rows(self) -> DataFrame:
         shape, plan = self.shape, self._plan
@@ -222,7 +211,7 @@ class ExecutorMerge:
                 for images, bases in _images_and_bases(pieces, plan):
                     yield from _checked(as_upserts(overlay(images, bases, shape), shape), shape).to_batches()
 
-        return self._with_bases().mapInArrow(complete, _spark_schema(shape.source))
+        return self._with_bases().mapInArrow(complete, spark_schema(shape.source))
 
     def _with_bases(self) -> DataFrame:
         """Return the partial images and their base rows as a frame: a Spark partition for each part."""
@@ -263,7 +252,7 @@ class ExecutorMerge:
                     if len(numbers):
                         yield _piece_of_bases(part, rows.take(numbers))
 
-        wanted = self.parts.map_pieces(base_keys, _spark_schema(key_schema.append(pa.field(_PART, pa.int32()))))
+        wanted = self.parts.map_pieces(base_keys, spark_schema(key_schema.append(pa.field(_PART, pa.int32()))))
         rows = frame_at(self.parts.session, plan.uri, plan.version)
         columns = [rows[backticked(name)] for name in dict.fromkeys(names.values())]
         # with explicit partitions, because a session on one machine shuffles into two
@@ -304,12 +293,6 @@ def _checked(source: pa.Table, shape: RowShape) -> pa.Table:
     return source
 
 
-def _images(pieces: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
-    for batch in pieces:
-        for stream in batch["images"]:
-            yield from_ipc(stream.as_buffer())
-
-
 def _images_and_bases(pieces: Iterator[pa.RecordBatch], plan: BasePlan | None) -> Iterator[tuple[pa.Table, BaseLookup]]:
     """Yield the pieces of images of a part, each with the lookup of the part's base rows."""
     images: list[bytes] = []
@@ -334,22 +317,3 @@ def _typed_base_keys(incomplete: pa.Table, shape: RowShape) -> pa.Table:
     failing = failing_rows(keys, lambda part: typed_keys(part["key"], shape.schema, shape.policy), keys.num_rows)
     typable = np.setdiff1d(np.arange(keys.num_rows), np.fromiter(failing, np.int64, len(failing)))
     return typed_keys(keys["key"].take(pa.array(typable)), shape.schema, shape.policy)
-
-
-def _first_rows(pieces: DataFrame, limit: int) -> pa.Table:
-    """Return the rows of a frame with the columns IMAGES to the driver, at most one piece more than `limit` rows."""
-
-    def take(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        rows = 0
-        for images in _images(batches):
-            if rows <= limit:
-                yield piece_of_images(0, images.slice(0, limit + 1 - rows))
-                rows += images.num_rows
-
-    return collect_images(pieces.repartition(1).mapInArrow(take, IMAGES))
-
-
-def _spark_schema(columns: pa.Schema) -> StructType:
-    from pyspark.sql.pandas.types import from_arrow_schema
-
-    return from_arrow_schema(columns, prefer_timestamp_ntz=True)

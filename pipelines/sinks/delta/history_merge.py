@@ -6,7 +6,8 @@ than the ending. Each commit can be repeated after a crash. The last commit cont
 follow, the first commit has a `txn` of its own, with the same position. A repeated attempt then does not write the rows
 of the first commit again.
 
-Limit: all changes of one batch must fit into the memory of this process. A batch is at least one transaction.
+A large batch has its changes on Spark's executors (`TableBatch.parts`), which make and write the rows of the first
+commit (executor_history.py). The changes of a small batch are in the memory of this process.
 """
 
 from __future__ import annotations
@@ -15,18 +16,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from cdc.errors import HistoryTrimmed
+from cdc.errors import HistoryTrimmed, MissingBase
 from cdc.failpoint import hit
 from cdc.position import Position
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN
 from pipelines.folding.fold import FOLDED_ARROW
 from pipelines.folding.history_changes import GenerationEnd
+from pipelines.runtime.executor_code import raising_task_errors
 from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.delta_target import ROWS, DeltaTarget, TxnMarker
+from pipelines.sinks.delta.executor_history import ExecutorHistory
 from pipelines.sinks.delta.history_modes import HistoryRows
-from pipelines.sinks.delta.history_rows import StoredRows, complete_changes
+from pipelines.sinks.delta.history_row_maker import changes_to_merge
+from pipelines.sinks.delta.history_rows import StoredRows
 from pipelines.sinks.delta.target_columns import OP
 from pipelines.sinks.delta.target_layout import check_partition_values, double_quoted
 from pipelines.sinks.delta.writers import Writers
@@ -53,7 +56,7 @@ class HistoryMerge:
         images, done = FOLDED_ARROW.empty_table() if batch.rows is None else batch.rows, self.target.changed_upto
         self._check_not_trimmed(batch, images, done)
         endings = sorted(batch.endings)
-        images = _without_earlier_deletes(images.filter(pc.greater(images["position"], done)), batch.since)
+        images = changes_to_merge(images, done, batch.since)
         stored = self.rows.without_parked(self.rows.stored(images), batch.parked_keys)
         rows, known = self._new_rows(batch, images, stored, done), stored.rows.num_rows
         if batch.unparked is not None and done < batch.upto:
@@ -66,9 +69,13 @@ class HistoryMerge:
         if batch.generation is not None:
             self.target.complete_generation(batch.generation)
         hit("delta_before_merge")
-        if rows.num_rows:
+        executors = ExecutorHistory.of(self.rows, batch, done)
+        marker = TxnMarker(self.target.app_id + (ROWS if closes else ""), batch.upto)
+        if executors is not None:
+            self._write_parts(batch, executors, rows, marker)
+        elif rows.num_rows:
             # if the target has none of the keys, every row is new
-            self._write(batch, rows, self.rows.find_columns if known else (), ROWS if closes else "")
+            self._write(batch, rows, self.rows.find_columns if known else (), marker)
         hit("delta_after_merge")
         if closes:
             self._close(endings, batch)
@@ -76,22 +83,44 @@ class HistoryMerge:
     def _check_not_trimmed(self, batch: TableBatch, images: pa.Table, done: int) -> None:
         if not batch.since:
             return
-        positions = [*images["position"].to_pylist(), *(ending.position for ending in batch.endings)]
-        if done > 0 and any(done < position <= batch.since for position in positions):
+
+        def is_trimmed(rows: pa.Table) -> bool:
+            positions = rows["position"].to_numpy()
+            return bool(((positions > done) & (positions <= batch.since)).any())
+
+        if done > 0 and (
+            is_trimmed(images)
+            or any(done < ending.position <= batch.since for ending in batch.endings)
+            or (batch.parts is not None and batch.parts.has_any(is_trimmed))
+        ):
             raise HistoryTrimmed(
                 f"target {self.target.uri!r} needs every single change after {Position(done)!s}, but the log contains "
                 f"single changes only after {Position(batch.since)!s}"
             )
 
     def _new_rows(self, batch: TableBatch, images: pa.Table, stored: StoredRows, done: int) -> pa.Table:
-        states = complete_changes(images, stored, batch.endings, self.rows.shape)
-        return self.rows.new_rows(states, stored, batch, images, done)
+        added = [ending for ending in batch.endings if ending.position > done]
+        return self.rows.maker.new_rows(images, stored, batch.endings, added)
 
-    def _write(self, batch: TableBatch, rows: pa.Table, find_columns: tuple[str, ...], suffix: str) -> None:
+    def _write_parts(self, batch: TableBatch, executors: ExecutorHistory, rows: pa.Table, marker: TxnMarker) -> None:
+        """Let executors write the new rows of the changes that they have. rows: the new rows on the driver."""
+        check_partition_values(rows, self.rows.shape.partition_texts, batch.schema.topic)
+        try:
+            if not rows.num_rows and executors.can_write_files():
+                executors.write_files(marker)
+                return
+            find_columns = self.rows.find_columns if executors.finds_rows else ()
+            source = executors.source(rows)
+            writer = self.writers.choose(self.target, batch, source, find_columns)
+            with raising_task_errors():
+                self.writers.merge(self.target, source, find_columns, marker, writer)
+        except MissingBase as exc:  # a task counts only the images of its part
+            raise executors.missing_base() or exc from exc
+
+    def _write(self, batch: TableBatch, rows: pa.Table, find_columns: tuple[str, ...], marker: TxnMarker) -> None:
         source = rows.append_column(OP, pa.repeat(pa.scalar("u"), rows.num_rows)) if find_columns else rows
         check_partition_values(source, self.rows.shape.partition_texts, batch.schema.topic)
         writer = self.writers.choose(self.target, batch, source, find_columns)
-        marker = TxnMarker(self.target.app_id + suffix, batch.upto)
         self.writers.merge(self.target, source, find_columns, marker, writer)
 
     def _close(self, endings: Sequence[GenerationEnd], batch: TableBatch) -> None:
@@ -110,12 +139,6 @@ class HistoryMerge:
                 commit_properties=marker,
             )
             hit("delta_after_ending")
-
-
-def _without_earlier_deletes(images: pa.Table, since: int) -> pa.Table:
-    """Return the images without the deletes up to position `since`, at which the history of the target begins."""
-    earlier = pc.and_(pc.less_equal(images["position"], since), pc.equal(images["op"], "d"))
-    return images.filter(pc.invert(earlier))
 
 
 def _older(ending: GenerationEnd) -> str:

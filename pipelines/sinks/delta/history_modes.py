@@ -14,35 +14,30 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.config import TableSettings
 from cdc.config.sinks import HistoryMode
 from cdc.errors import ValueNotRepresentable
 from cdc.stores.dead_letter_rows import Key
-from cdc.table import TableSchema
 from cdc.target_names import (
     COMMITTED_COLUMN,
     DELETED_COLUMN,
     END_COLUMN,
-    OP_COLUMN,
     ORDINAL_COLUMN,
     POSITION_COLUMN,
     START_COLUMN,
     TO_COLUMN,
-    column_name,
 )
 from pipelines.folding.history_changes import GenerationEnd
-from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.delta_target import DeltaTarget
-from pipelines.sinks.delta.history_rows import RowStates, StoredRows, change_rows, marked_rows, version_rows
-from pipelines.sinks.delta.merge_source import RowFinder, find_by_index, key_numbers, latest_per_key, rows_with_keys
-from pipelines.sinks.delta.target_columns import RowShape
+from pipelines.sinks.delta.history_row_maker import HistoryRowMaker
+from pipelines.sinks.delta.history_rows import StoredRows
+from pipelines.sinks.delta.merge_source import RowFinder, find_by_index, key_numbers, rows_with_keys
 from pipelines.types.typed_rows import typed_keys
 
 _NEVER: Final = int(np.iinfo(np.int64).max)
 
 
 class HistoryRows(ABC):
-    """Reads and makes the rows of one target in one history mode; one object serves one batch.
+    """Reads the rows of one target in one history mode; one object serves one batch.
 
     An *ending* is a truncate or the end of a full copy. It *closes* the rows that no longer exist at the source.
     """
@@ -54,34 +49,22 @@ class HistoryRows(ABC):
     null_column: str | None = None
     """Column that is null in the current rows of the target and in no other row; None if there is no such column."""
 
-    def __init__(
-        self, target: DeltaTarget, shape: RowShape, settings: TableSettings, find_rows: RowFinder | None = None
-    ) -> None:
+    def __init__(self, target: DeltaTarget, maker: HistoryRowMaker, find_rows: RowFinder | None = None) -> None:
         """find_rows: finds the current rows with the given keys by an index; None if there is no index for them."""
-        self.target, self.shape, self.settings, self._find_rows = target, shape, settings, find_rows
-        self.columns = shape.columns_in_mode(self.mode)
+        self.target, self.maker, self.shape, self._find_rows = target, maker, maker.shape, find_rows
+        self.columns = maker.columns
 
     @property
     @abstractmethod
     def find_columns(self) -> tuple[str, ...]:
         """The columns by which a new row finds the target row that it replaces; empty if new rows are appended."""
 
-    @abstractmethod
-    def new_rows(
-        self, states: RowStates, stored: StoredRows, batch: TableBatch, images: pa.Table, done: int
-    ) -> pa.Table:
-        """Return the complete new rows of a batch, which are added to the target or replace some of its rows.
-
-        states: the states of each key, computed from `images` and `stored`. stored: the rows that the target has of
-        these keys. images: the changes. done: the position up to which the target has every truncate and end of a copy.
-        """
-
     def stored(self, images: pa.Table) -> StoredRows:
-        """Return the target's current rows that have the keys of the images; no rows if the target is empty."""
+        """Return the target's rows that the new rows of the images depend on; no rows if the target is empty."""
         if not images.num_rows or not self.shape.schema.key or not self.target.files()[0]:
             return StoredRows(self.columns.empty_table(), np.zeros(0, bool))
-        keys = pa.chunked_array([*images["key"].chunks, *images["base"].drop_null().chunks])
-        return self._read(typed_keys(keys, self.shape.schema, self.shape.policy))
+        keys = self.maker.stored_keys(images)
+        return self.maker.stored(self._read(keys) if keys.num_rows else self.columns.empty_table())
 
     def stored_before(self, images: pa.Table) -> StoredRows:
         """Return the target's rows as they were before the changes in `images`.
@@ -106,8 +89,8 @@ class HistoryRows(ABC):
         return {}
 
     @abstractmethod
-    def _read(self, keys: pa.Table) -> StoredRows:
-        """Read the target's current rows with the given keys. The result may also contain rows of other keys."""
+    def _read(self, keys: pa.Table) -> pa.Table:
+        """Read the target's rows with the given keys, from which `HistoryRowMaker.stored` makes the states."""
 
     def _find(self, keys: pa.Table, where: str | None = None) -> pa.Table:
         """Find the target's current rows with the given keys by the index; without an index, scan the target.
@@ -115,9 +98,12 @@ class HistoryRows(ABC):
         where: SQL condition for the scan, which is true for the current rows; None: the scan reads all rows.
         """
         found = find_by_index(self._find_rows, self.target.table, keys, self.columns)
-        if found is None:
-            found = rows_with_keys(self.target.table, keys, self.columns, where)
-        return found.combine_chunks()
+        return self._scan(keys, where) if found is None else found.combine_chunks()
+
+    def _scan(self, keys: pa.Table, where: str | None = None) -> pa.Table:
+        """Scan the target for the rows with the given keys. where: as in `_find`."""
+        rows = rows_with_keys(self.target.table, keys, self.columns, where)
+        return rows.filter(pa.array(_has_key(rows, keys))).combine_chunks()
 
 
 class VersionRows(HistoryRows):
@@ -131,17 +117,6 @@ class VersionRows(HistoryRows):
     def find_columns(self) -> tuple[str, ...]:
         """The key and the position at which the version began."""
         return (*self.shape.key, START_COLUMN)
-
-    def new_rows(
-        self,
-        states: RowStates,
-        stored: StoredRows,
-        batch: TableBatch,
-        images: pa.Table,  # noqa: ARG002
-        done: int,  # noqa: ARG002
-    ) -> pa.Table:
-        """See HistoryRows.new_rows."""
-        return version_rows(states, stored, tracked_columns(self.shape, batch.schema, self.settings))
 
     def stored_before(self, images: pa.Table) -> StoredRows:
         """Return, for each key of the images, the version that was in force before the first change of the key.
@@ -162,9 +137,8 @@ class VersionRows(HistoryRows):
         """See HistoryRows.closing."""
         return {END_COLUMN: str(ending.position), TO_COLUMN: _timestamp(ending)}
 
-    def _read(self, keys: pa.Table) -> StoredRows:
-        rows = self._find(keys, self.open_rows)
-        return StoredRows(rows, np.ones(rows.num_rows, bool))
+    def _read(self, keys: pa.Table) -> pa.Table:
+        return self._find(keys, self.open_rows)
 
 
 class MarkedRows(HistoryRows):
@@ -177,17 +151,6 @@ class MarkedRows(HistoryRows):
     def find_columns(self) -> tuple[str, ...]:
         """The key columns."""
         return self.shape.key
-
-    def new_rows(
-        self,
-        states: RowStates,
-        stored: StoredRows,  # noqa: ARG002
-        batch: TableBatch,  # noqa: ARG002
-        images: pa.Table,  # noqa: ARG002
-        done: int,  # noqa: ARG002
-    ) -> pa.Table:
-        """See HistoryRows.new_rows."""
-        return marked_rows(states)
 
     def without_parked(self, stored: StoredRows, parked: Sequence[Key]) -> StoredRows:
         """Return the stored rows without those of parked keys.
@@ -218,9 +181,8 @@ class MarkedRows(HistoryRows):
         moment = {POSITION_COLUMN: str(ending.position), ORDINAL_COLUMN: str(ending.ordinal)}
         return {DELETED_COLUMN: "true", COMMITTED_COLUMN: _timestamp(ending), **moment}
 
-    def _read(self, keys: pa.Table) -> StoredRows:
-        rows = self._find(keys)
-        return StoredRows(rows, ~rows[DELETED_COLUMN].to_numpy())
+    def _read(self, keys: pa.Table) -> pa.Table:
+        return self._find(keys)
 
     def _typed_keys(self, keys: Sequence[Key]) -> pa.Table | None:
         """Convert keys to typed columns; leave out keys that the target cannot represent. None if no key remains."""
@@ -245,26 +207,8 @@ class ChangeRows(HistoryRows):
         """Empty: new rows are appended and replace no row."""
         return ()
 
-    def new_rows(
-        self,
-        states: RowStates,
-        stored: StoredRows,  # noqa: ARG002
-        batch: TableBatch,
-        images: pa.Table,
-        done: int,
-    ) -> pa.Table:
-        """See HistoryRows.new_rows."""
-        return change_rows(states, images["op"], [ending for ending in batch.endings if ending.position > done])
-
-    def stored(self, images: pa.Table) -> StoredRows:
-        """Return the target's latest row of each key that has a partial image; complete images need no stored row."""
-        return super().stored(images.filter(pc.invert(pc.fill_null(images["complete"], fill_value=True))))
-
-    def _read(self, keys: pa.Table) -> StoredRows:
-        rows = rows_with_keys(self.target.table, keys, self.columns).combine_chunks()
-        changes = rows.filter(pc.is_in(rows[OP_COLUMN], pa.array(["c", "d", "r", "u"])))
-        rows = latest_per_key(changes, self.shape.key)
-        return StoredRows(rows, pc.not_equal(rows[OP_COLUMN], "d").to_numpy())
+    def _read(self, keys: pa.Table) -> pa.Table:
+        return self._scan(keys)
 
 
 ROWS_OF: Final[Mapping[HistoryMode, type[HistoryRows]]] = {
@@ -294,19 +238,3 @@ def _first_positions(rows: pa.Table, keys: pa.Table, positions: np.ndarray) -> n
     np.minimum.at(first, numbers[rows.num_rows :], positions)
     found = first[numbers[: rows.num_rows]]
     return np.where(found == _NEVER, -1, found)
-
-
-def tracked_columns(shape: RowShape, schema: TableSchema, settings: TableSettings) -> list[str]:
-    """Return the Delta names of the columns whose changes begin a new version of a row.
-
-    settings: the settings of the table; they name columns as the source does. schema: the schema of the source table.
-    """
-    wanted, unwanted = set(settings.track_history_column_list), set(settings.track_history_except_column_list)
-    source_name = {column.id: column.name for column in schema.columns}
-    names = [(column_name(column.name), source_name.get(column.id, column.name)) for column in shape.schema.sent]
-    keys = set(shape.key)
-    return [
-        delta_name
-        for delta_name, name in names
-        if delta_name not in keys and (not wanted or name in wanted) and name not in unwanted
-    ]

@@ -120,7 +120,7 @@ def complete_changes(
     count = stored.rows.num_rows
     sent = np.concatenate([np.ones((len(shape.schema.sent), count), bool), _sent_columns(images, shape)], axis=1)
     cells, missing = _source_states(key_states, _base_states(key_states), sent)
-    _check_bases(missing, key_states, shape)
+    _check_bases(key_states.position[missing], shape)
     values = pa.concat_tables([stored.rows.select(shape.image_columns.names), typed])
     states = RowStates(
         rows=_complete_rows(values, key_states, cells, sent),
@@ -391,11 +391,25 @@ def _source_states(key_states: _KeyStates, bases: np.ndarray, sent: np.ndarray) 
     return cells, missing
 
 
-def _check_bases(missing: np.ndarray, key_states: _KeyStates, shape: RowShape) -> None:
-    """Raise MissingBase if a state has no base row, unless a full copy of the table is running."""
-    if not missing.any():
+class WithoutBase(MissingBase):
+    """Partial images have no base row."""
+
+    def __init__(self, topic: str, images: int, first: int) -> None:
+        """images: number of these partial images. first: position of the first one."""
+        super().__init__(
+            f"the target of table {topic!r} has no base row for {images} partial images, the first at {Position(first)}"
+        )
+        self.images, self.first = images, first
+
+
+def _check_bases(positions: np.ndarray, shape: RowShape) -> None:
+    """Raise WithoutBase if a state has no base row, unless a full copy of the table is running.
+
+    positions: the positions of the states without a base row.
+    """
+    if not len(positions):
         return
-    topic, count = shape.schema.topic, int(missing.sum())
+    topic, count = shape.schema.topic, len(positions)
     if shape.schema.state is TableState.SNAPSHOTTING:
         log.debug(
             "partial images are left out, because the running full copy will write their rows",
@@ -403,8 +417,7 @@ def _check_bases(missing: np.ndarray, key_states: _KeyStates, shape: RowShape) -
             images=count,
         )
         return
-    first = Position(int(key_states.position[missing].min()))
-    raise MissingBase(f"the target of table {topic!r} has no base row for {count} partial images, the first at {first}")
+    raise WithoutBase(topic, count, int(positions.min()))
 
 
 def _complete_rows(values: pa.Table, key_states: _KeyStates, cells: Sequence[np.ndarray], sent: np.ndarray) -> pa.Table:

@@ -21,12 +21,16 @@ from deltalake import CommitProperties, Transaction
 from cdc.config.sinks import HistoryMode
 from cdc.table import Column, TableSchema
 from cdc.target_names import OP_COLUMN, POSITION_COLUMN
+from pipelines.folding.fold import FOLDED_ARROW
+from pipelines.folding.folded_parts import FoldedParts
 from pipelines.sinks.contract import RefusedRow, TableBatch
 from pipelines.sinks.delta.column_defaults import new_defaults
 from pipelines.sinks.delta.dead_letters import refused_changes
 from pipelines.sinks.delta.delta_target import DeltaTarget
+from pipelines.sinks.delta.executor_history import find_refused_keys
 from pipelines.sinks.delta.history_merge import HistoryMerge
 from pipelines.sinks.delta.history_modes import ROWS_OF
+from pipelines.sinks.delta.history_row_maker import HistoryRowMaker
 from pipelines.sinks.delta.schema_evolution import ColumnChange, column_id, ids_only_in
 from pipelines.sinks.delta.sink_parts import DeltaSinkParts
 from pipelines.sinks.delta.target_layout import double_quoted
@@ -66,7 +70,8 @@ class History:
         finder = None
         if self._settings.uses_index(batch.schema):
             finder = self._writers.indexed.row_finder(target, shape.key, rows_of.null_column)
-        HistoryMerge(rows_of(target, shape, settings, finder), self._writers).apply(batch)
+        maker = HistoryRowMaker.of(shape, batch.schema, settings)
+        HistoryMerge(rows_of(target, maker, finder), self._writers).apply(batch)
 
     def rows_upto(self, target: DeltaTarget) -> int:
         """See MergeStrategy.rows_upto."""
@@ -76,6 +81,12 @@ class History:
         """See MergeStrategy.find_refused."""
         return refused_changes(batch, self._targets.shape(batch.schema), limit)
 
+    def find_refused_in_parts(self, target: DeltaTarget, batch: TableBatch, limit: int) -> pa.Table:  # noqa: ARG002
+        """See pipelines.sinks.contract.ExecutorSink.find_refused_in_parts."""
+        if batch.parts is None:
+            return FOLDED_ARROW.empty_table()
+        return find_refused_keys(batch.parts, self._targets.shape(batch.schema), limit)
+
 
 def without_earlier_keys(batch: TableBatch, before: TableSchema | None) -> TableBatch:
     """Return the batch without the changes before a full copy, if a full copy ends in it and the table's key changed.
@@ -83,20 +94,32 @@ def without_earlier_keys(batch: TableBatch, before: TableSchema | None) -> Table
     These changes identify their rows by the earlier key, by which the target no longer finds rows. Any other batch is
     returned unchanged. before: the schema that was published last; None if the table was never published.
     """
-    if batch.rows is None or not batch.ends_copy:
+    if not batch.ends_copy or batch.generation is None:
         return batch
     ids = [column.id for column in batch.schema.key]
+
+    def have_other_keys(rows: pa.Table) -> bool:
+        return not pc.all(pc.equal(pc.list_value_length(rows["key"]), len(ids)), min_count=0).as_py()
+
+    rows, parts = batch.rows, batch.parts
     same = before is None or [column.id for column in before.key] == ids
-    if same and pc.all(pc.equal(pc.list_value_length(batch.rows["key"]), len(ids)), min_count=0).as_py():
+    if same and not (rows is not None and have_other_keys(rows)) and not (parts and parts.has_any(have_other_keys)):
         return batch
-    rows = batch.rows.filter(pc.greater_equal(batch.rows["position"], batch.generation))
-    if dropped := batch.rows.num_rows - rows.num_rows:
+    if rows is not None:
+        rows = rows.filter(pc.greater_equal(rows["position"], batch.generation))
+    if parts is not None:
+        parts = parts.after(batch.generation - 1)
+    if dropped := _count(batch.rows, batch.parts) - _count(rows, parts):
         log.warning(
             "the key of a table changed: its history will not contain the changes before the full copy",
             table=batch.schema.topic,
             changes=dropped,
         )
-    return replace(batch, rows=rows)
+    return replace(batch, rows=rows, parts=parts)
+
+
+def _count(rows: pa.Table | None, parts: FoldedParts | None) -> int:
+    return (0 if rows is None else rows.num_rows) + (0 if parts is None else parts.table.rows)
 
 
 def original_columns(target: DeltaTarget, schema: TableSchema) -> list[Column]:

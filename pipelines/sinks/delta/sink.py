@@ -55,6 +55,7 @@ from pipelines.sinks.delta.reconcile_at_open import (
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink_parts import DeltaSinkParts
 from pipelines.sinks.record_after_batch import applied_state
+from pipelines.types.families import family_of
 from pipelines.types.nulled_values import count_nulled
 
 if TYPE_CHECKING:
@@ -87,6 +88,9 @@ class MergeStrategy(Protocol):
 
     def find_refused(self, target: DeltaTarget, batch: TableBatch, limit: int) -> list[RefusedRow]:
         """See pipelines.sinks.contract.ParkingSink.find_refused."""
+
+    def find_refused_in_parts(self, target: DeltaTarget, batch: TableBatch, limit: int) -> pa.Table:
+        """See pipelines.sinks.contract.ExecutorSink.find_refused_in_parts."""
 
     def rows_upto(self, target: DeltaTarget) -> int:
         """Return the position up to which the target contains all changes of its table."""
@@ -270,11 +274,18 @@ class DeltaSink:
             return self._strategy(batch.schema).find_refused(target, targets.in_target_columns(target, batch), limit)
 
     def takes_parts(self, schema: TableSchema) -> bool:
-        """See ExecutorSink.takes_parts. Executors write the latest state of a table with a key, if Spark may write its
-        target. Rules that compute values in Python or SQL, or put several tables into one target, need the driver.
+        """See ExecutorSink.takes_parts. Executors write the latest state of a table with a key, and every history, if
+        Spark may write the target. Rules that compute values in Python or SQL, or put several tables into one target,
+        need the driver.
         """
         settings, rule = self._settings, rule_of(schema.topic, self._settings.rules)
-        if not self.parts.writers.by_spark or not schema.key or settings.keeps_history(schema.topic):
+        if not self.parts.writers.by_spark:
+            return False
+        if settings.keeps_history(schema.topic):
+            # two texts of a float are one key, but may be in two parts
+            if any(pa.types.is_floating(family_of(c, settings.types_of(schema.topic)).arrow) for c in schema.key):
+                return False
+        elif not schema.key:
             return False
         if rule is not None and (rule.merge_tables or (rule.transform is not None and needs_driver(rule.transform))):
             return False
@@ -285,7 +296,8 @@ class DeltaSink:
         targets = self.parts.targets
         with targets.writing(batch.schema):
             target = targets.open(batch.schema)
-            return self._latest.find_refused_in_parts(target, targets.in_target_columns(target, batch), limit)
+            strategy = self._strategy(batch.schema)
+            return strategy.find_refused_in_parts(target, targets.in_target_columns(target, batch), limit)
 
     def _strategy(self, schema: TableSchema) -> MergeStrategy:
         return self._history if self._settings.keeps_history(schema.topic) else self._latest

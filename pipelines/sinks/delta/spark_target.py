@@ -25,9 +25,16 @@ from pipelines.sinks.delta.unsupported_feature_errors import unsupported
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 ONE_SPARK_WRITE: Final = Lock()
 """Lock around `transaction`: the `txn` is set in the session, which all threads and sinks of a process share."""
+SORTED_JOIN: Final = "merge"
+"""Spark's hint for a join that sorts both sides on the executors.
+
+A broadcast join collects one side in the driver: a target whose files have less than 10 MB, which may be many times as
+large in memory.
+"""
 _TXN_APP: Final = "spark.databricks.delta.write.txnAppId"
 _TXN_VERSION: Final = "spark.databricks.delta.write.txnVersion"
 _WANTED: Final = "_wanted"
@@ -87,10 +94,15 @@ def require_delta(spark: SparkSession | None) -> SparkSession:
 
 def frame_of(spark: SparkSession, rows: pa.Table) -> DataFrame:
     """Convert Arrow rows to a Spark frame with the same types; a timestamp without a zone stays without a zone."""
+    # Spark 4.2 ends at an empty chunk, and loses the rows of the chunks after it
+    return spark.createDataFrame(rows.combine_chunks(), spark_schema(rows.schema))
+
+
+def spark_schema(columns: pa.Schema) -> StructType:
+    """Convert Arrow columns to columns of a frame; a timestamp without a zone stays without a zone."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    # Spark 4.2 ends at an empty chunk, and loses the rows of the chunks after it
-    return spark.createDataFrame(rows.combine_chunks(), from_arrow_schema(rows.schema, prefer_timestamp_ntz=True))
+    return from_arrow_schema(columns, prefer_timestamp_ntz=True)
 
 
 def frame_at(spark: SparkSession, uri: str, version: int, relations: Sequence[int] = ()) -> DataFrame:
@@ -100,6 +112,17 @@ def frame_at(spark: SparkSession, uri: str, version: int, relations: Sequence[in
     """
     rows = require_delta(spark).read.format("delta").option("versionAsOf", version).load(uri)
     return rows.where(rows[RELATION_COLUMN].isin(*relations)) if RELATION_COLUMN in rows.columns and relations else rows
+
+
+def hinted_merge_source(source: DataFrame, key: Sequence[str], parts: int) -> DataFrame:
+    """Return the source of a MERGE by Spark into a filled target, in about `parts` partitions, and joined by sorting.
+
+    key: names of the columns by which source rows find target rows.
+    """
+    if parts > int(source.sparkSession.conf.get("spark.sql.shuffle.partitions") or 0):
+        # the join of a MERGE takes this number; a session on one machine shuffles into two partitions
+        source = source.repartition(parts, *map(backticked, key))
+    return source.hint(SORTED_JOIN)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from pipelines.folding.fold import fold
 from pipelines.folding.folded_parts import IMAGES, FoldedParts, FoldedTable, collect_images, piece_of_images, pieces_of
+from pipelines.folding.history_changes import fold_with_history
 from tests.pipelines.fold_model import SINK, Row, log_row, to_arrow
 
 
-def folded_parts(spark: SparkSession, rows: list[Row]) -> FoldedParts:
-    """The parts of relation 1 among the folded rows, which are all in one part."""
-    pieces = pa.Table.from_batches(list(pieces_of(0, fold(to_arrow(rows), sink=SINK))))
+def folded_parts(spark: SparkSession, rows: list[Row], *, history: bool = False) -> FoldedParts:
+    """The parts of relation 1 among the folded rows, or with every change, which are all in one part."""
+    folded = fold_with_history(to_arrow(rows), {1} if history else set(), 0, sink=SINK)
+    pieces = pa.Table.from_batches(list(pieces_of(0, folded)))
     own = [row for row in pieces.to_pylist() if row["relation"] == 1]
-    sizes = {name: sum(row[name] for row in own) for name in ("rows", "size", "incomplete", "keyless")}
+    sizes = {name: sum(row[name] for row in own) for name in ("rows", "keys", "size", "incomplete", "keyless")}
     return FoldedParts(spark.createDataFrame(pieces), FoldedTable(1, committed_at=0, **sizes), 1)
 
 
@@ -50,3 +51,23 @@ def test_rows_without_a_key_and_incomplete_rows_are_counted(spark: SparkSession)
     parts = folded_parts(spark, [keyless, partial, change(5, "c")])
 
     assert (parts.table.rows, parts.table.keyless, parts.table.incomplete) == (3, 1, 1)
+
+
+def test_all_changes_of_a_key_are_split_off_or_left_out_up_to_a_position(spark: SparkSession) -> None:
+    changes = [
+        log_row(1, (position, n), "u", key=[key], after={1: key})
+        for position in (5, 6, 7)
+        for n, key in enumerate("ab")
+    ]
+    parts = folded_parts(spark, [*changes, change(9, "c")], history=True)
+    assert (parts.table.rows, parts.table.keys) == (7, 3)
+
+    rows, left = parts.split_off(["a"])
+    assert keys_of(rows) == ["a"] * 3
+    assert (left.table.rows, left.table.keys) == (4, 2)
+
+    later = left.after(5)
+    assert left_in(later) == ["b", "b"]
+    assert (later.table.rows, later.table.keys) == (2, 1)
+    assert later.has_any(lambda read: 7 in read["position"].to_pylist())
+    assert not later.has_any(lambda read: 5 in read["position"].to_pylist())

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from cdc.config import TableSettings
 from cdc.config.sinks import HistoryMode
 from cdc.errors import SchemaNotApplicable
-from pipelines.sinks.delta.history_modes import tracked_columns
-from pipelines.sinks.delta.target_columns import RowShape
-from pipelines.types.families import TypePolicy
-from tests.contracts.folded import ORDERS
 from tests.contracts.histories import RELATION, SETTINGS, TABLE, Lake
 from tests.pipelines.fold_model import log_row
-
-SHAPE = RowShape(ORDERS, TypePolicy.EXACT)
 
 
 def test_one_transaction_makes_one_version_of_a_row_at_most(tmp_path: Path) -> None:
@@ -89,24 +81,3 @@ def test_the_current_rows_of_a_batch_are_found_without_a_scan_of_the_target(mode
 
     now = [row for row in lake.rows() if row.get("__END_AT") is None and not row.get("_deleted")]
     assert sorted((row["id"], row["plain"], row["large"]) for row in now) == [(0, "b", "large"), (2, "b", "large")]
-
-
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({}, ["item", "price"]),
-        ({"track_history_column_list": ("price",)}, ["price"]),
-        ({"track_history_except_column_list": ("price",)}, ["item"]),
-    ],
-)
-def test_tracked_are_the_listed_columns_outside_of_the_key(settings: dict[str, Any], expected: list[str]) -> None:
-    settings = {"stored_as_scd_type": 2, **settings}
-
-    assert tracked_columns(SHAPE, ORDERS, TableSettings(**settings)) == expected
-
-
-def test_a_tracked_column_is_named_as_at_the_source() -> None:
-    renamed = replace(ORDERS, columns=tuple(replace(one, name=f"{one.name}_2") for one in ORDERS.columns))
-    settings = TableSettings(stored_as_scd_type=2, track_history_column_list=("item_2",))
-
-    assert tracked_columns(SHAPE, renamed, settings) == ["item"]

@@ -1,0 +1,59 @@
+"""History both ways: applied on the driver or by executors, a target keeps the same history in each mode."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.sql import SparkSession
+
+from cdc.position import Position
+from tests.pipelines.cold_log import append, log_writer
+from tests.pipelines.test_both_ways import ManyKeys, loop_in, parked_in, random_log, records_of, rows_of
+
+pytestmark = pytest.mark.usefixtures("with_delta")
+EXAMPLES = int(os.environ.get("CDC_HISTORY_BOTH_WAYS_EXAMPLES", "1"))
+"""Random logs that are applied both ways; 500 are the proof, and take hours."""
+BATCHES = 2
+RULES = (
+    "[{match: shop.table1, stored_as_scd_type: 2}, {match: shop.table2, mode: append}, "
+    "{match: shop.table3, mode: soft_delete}]"
+)
+MODES = 3
+UNFIT = 0.01
+
+
+class FewUnfit(ManyKeys):
+    """Few values that do not fit: a partial image that moves a parked row stops its table."""
+
+    unfit = UNFIT
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_both_ways_keep_the_same_history_positions_and_dead_letters(spark: SparkSession, seed: int) -> None:
+    random = Random(seed)
+    with TemporaryDirectory() as root:
+        folder, log = Path(root), Path(root, "log")
+        writer, waiting = log_writer(log), random_log(random, MODES, FewUnfit)
+        with (
+            loop_in(folder / "here", log, None, rules=RULES) as here,
+            loop_in(folder / "spark", log, spark, rules=RULES) as there,
+        ):
+            for batch in range(BATCHES):
+                size = len(waiting) if batch == BATCHES - 1 else random.randint(1, max(1, len(waiting) // 2))
+                own, waiting = waiting[:size], waiting[size:]
+                if not own:
+                    break
+                append(writer, own)
+                end = Position(own[-1][-1]["position"])
+                here(None, end)
+                there(spark, end)
+                assert rows_of(there) == rows_of(here)
+                assert parked_in(there) == parked_in(here)
+                assert records_of(there) == records_of(here)
