@@ -1,6 +1,7 @@
 """The fold by executors: a large range of the log is read and folded by Spark's executors, and stays there.
 
-1. A survey reads narrow columns of all files. The driver gets the control rows, and the number of partial images.
+1. A survey reads narrow columns of the files that have control rows or partial images. The driver gets the control
+   rows, and the number of partial images.
 2. Executors read the log again, group of files by group of files, and divide the rows into parts by key. Without
    partial images, a group keeps only the latest row of each key.
 3. One task for each part folds its rows with `fold`, the specification. So the result is that of the driver's fold.
@@ -104,6 +105,11 @@ class LogRange:
         for file in files:
             for rows in stream_file(file, self.after, self.upto, columns, self.tables):
                 yield rows.filter(addressed_to(rows["address"], self.sink))
+
+    def has_control(self, file: LogFile) -> bool:
+        """Return whether a file has control rows, of any table; reads little of it."""
+        operations = stream_file(file, self.after, self.upto, ["op"])
+        return any(pc.any(pc.is_in(rows["op"], _CONTROLS)).as_py() for rows in operations)
 
     def read_images(self, files: Sequence[LogFile], fences: dict[int, Fence]) -> Iterator[pa.Table]:
         """Yield the row images of some files that a fold needs, in tables of about READ_ROWS rows."""
@@ -311,6 +317,8 @@ def _numbers(batches: Iterator[pa.RecordBatch]) -> Iterator[int]:
 def _surveyed(rows: LogRange, files: Sequence[LogFile]) -> pa.RecordBatch:
     controls, partial, moves, kept_moves = [_CONTROL_SCHEMA.empty_table()], 0, 0, 0
     for file in files:
+        if not (file.partial or rows.has_control(file)):
+            continue
         for read in rows.read([file], [*_SURVEYED, *(_KEYS if file.partial else ())]):
             controls.append(read.filter(pc.is_in(read["op"], _CONTROLS)).select(_CONTROL))
             if file.partial:
