@@ -94,6 +94,19 @@ _TRUST_ARROW: Final = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_n
 This saves a fifth of the time per row.
 """
 
+_PLANS_ONLY: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""JVM options of the driver of a cluster, which plans and commits, but has no rows.
+
+The second compiler of the JVM takes half of the CPU of its first minute, and pays only where code runs often.
+"""
+
+
+ON_A_CLUSTER: Final = {
+    "spark.driver.extraJavaOptions": f"{_TRUST_ARROW} {_PLANS_ONLY}",
+    "spark.executor.extraJavaOptions": _TRUST_ARROW,
+}
+"""Additional Spark settings for any other master."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparkSettings:
@@ -264,6 +277,8 @@ def _jvm_conf(settings: SparkSettings, jars: tuple[Path, ...], package: str = ""
         log4j = Path(__file__).with_name("log4j2.properties").as_uri()
         options = f"-Dlog4j2.configurationFile={log4j} {_TRUST_ARROW}"
         chosen |= ON_ONE_MACHINE | {"spark.driver.extraJavaOptions": options}
+    else:
+        chosen |= ON_A_CLUSTER
     if package:
         chosen |= {"spark.jars.packages": package, "spark.jars.excludes": SHIPPED_BY_SPARK}
     if settings.warehouse:
