@@ -21,6 +21,7 @@ from cdc.errors import SparkUnavailable
 from cdc.thread_priority import lower_thread_priority
 from pipelines.runtime.spark_session import SparkSettings, check_prerequisites, spark_session, starts_on_demand
 from pipelines.source.data_source import register
+from pipelines.warm_executors import has_executors, warm_executors
 
 log = structlog.get_logger("apply")
 
@@ -103,5 +104,7 @@ def _start_session(settings: SparkSettings) -> SparkSession:
     if settings.local:
         lower_thread_priority(NICE_INCREMENT)
     session = spark_session(settings)
+    if has_executors(settings):
+        warm_executors(session)
     register(session)
     return session

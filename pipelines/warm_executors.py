@@ -1,0 +1,52 @@
+"""Warm executors: Python workers that have started and loaded the code of a batch before the first batch needs them.
+
+A worker needs seconds for that, and so does the JVM of its executor. Meanwhile the driver plans its first query.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from threading import Thread
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import structlog
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+
+from pipelines.runtime.spark_session import SparkSettings
+from pipelines.sinks.delta import executor_upsert  # noqa: F401 - what a worker loads to merge a batch
+from pipelines.sinks.delta.indexed.load_kernels import load_kernels
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = structlog.get_logger("apply")
+
+
+def warm_executors(session: SparkSession) -> Thread:
+    """Begin to warm the executors of a cluster in another thread, which ends with the session at the latest."""
+    thread = Thread(target=_run_tasks, args=(session,), name="warm-executors", daemon=True)
+    thread.start()
+    return thread
+
+
+def has_executors(settings: SparkSettings) -> bool:
+    """Return whether a session with these settings has executors before a task waits for them."""
+    return not settings.local and settings.conf.get("spark.dynamicAllocation.enabled", "false") != "true"
+
+
+def _run_tasks(session: SparkSession) -> None:
+    tasks = session.sparkContext.defaultParallelism
+    try:
+        session.range(0, tasks, 1, tasks).mapInArrow(_load_code, "loaded long").count()
+    except (PySparkException, Py4JError, OSError) as exc:
+        # the first batch has the same error, if it was not the end of the session
+        log.debug("the executors were not warmed", error=str(exc))
+
+
+def _load_code(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    # the import of this module has loaded the modules of a merge
+    load_kernels()
+    for batch in batches:
+        yield pa.RecordBatch.from_pydict({"loaded": batch["id"]})
