@@ -142,6 +142,9 @@ class Quarantine:
     def _apply(self, sink: ParkingSink, before: TableRecord | None, batch: TableBatch, applied: int) -> TableRecord:
         relation = batch.schema.relation
         limit, parked_rows = sink.parking_limits(batch.schema).stop_at, sink.parked.rows_of(relation)
+        if parked_rows:
+            with self._lock:
+                self._relations.add(relation)  # of a table that was never published, they are first known here
         if applied >= batch.upto:
             return _with_keys(sink.apply(batch), parked_rows)
         batch = _with_rows_of_parked_keys(batch, parked_rows)

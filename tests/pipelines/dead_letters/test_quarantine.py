@@ -274,6 +274,7 @@ def test_a_table_whose_first_batch_was_never_published_keeps_what_was_parked(tmp
     second = Driver(tmp_path)
 
     assert second.take(*rows, upto=upto) == ["2"]
+    assert [row.key for row in second.quarantine.rows] == [("2",)]
     assert second.items() == {"1": "a"}
     assert Driver(tmp_path).keys() == ["2"]
 
