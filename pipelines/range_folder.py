@@ -205,7 +205,8 @@ class RangeFolder:
             frame = frame.where(F.col("relation").between(*rows.tables.relations))
         if rows.kept:
             frame = frame.where(~F.col("relation").isin(*rows.kept))
-        statistics = RangeStatistics(partial=True, moves=True, fences=folding.survey.fences, keyless=True)
+        fences = rows.fences(folding.survey.controls)
+        statistics = RangeStatistics(partial=True, moves=True, fences=fences, keyless=True)
         pieces = pieces_of_frame(fold_frame(frame, sink=self._sink, statistics=statistics), folding.parts)
         return pieces.unionByName(folding.pieces_of_history()) if rows.kept else pieces
 

@@ -36,7 +36,7 @@ from cdc.position import Position
 from pipelines.folding.fences_and_statistics import Fence, add_fences, addressed_to, fence_rows, is_fenced
 from pipelines.folding.fold import FOLDED_ARROW, filter_rows, latest_per_key, split_keyless
 from pipelines.folding.folded_parts import PIECES, FoldedParts, FoldedTable, collect_images, pieces_of
-from pipelines.folding.history_changes import fold_with_history, single_changes
+from pipelines.folding.history_changes import fold_with_history, is_late, single_changes
 from pipelines.folding.key_parts import (
     MOVE_SCHEMA,
     from_ipc,
@@ -129,6 +129,15 @@ class LogRange:
         if read:
             yield pa.concat_tables(read)
 
+    def fences(self, controls: pa.Table) -> dict[int, Fence]:
+        """Return relation → its fence, for each relation in which a truncate or a finished full copy removes rows.
+
+        controls: the control rows of the range. Those after `since` remove no row from a history.
+        """
+        fences: dict[int, Fence] = {}
+        add_fences(fences, fence_rows(controls.filter(pc.invert(is_late(controls, self.kept, self.since)))))
+        return fences
+
     def is_single(self, images: pa.Table) -> pa.ChunkedArray:
         """Return one bool per row image: whether it is a change that is not folded."""
         if self.kept:
@@ -152,13 +161,6 @@ class Survey:
     """Number of partial images that move a row to another key."""
     kept_moves: int
     """The same number, of relations whose history the sink keeps only."""
-
-    @property
-    def fences(self) -> dict[int, Fence]:
-        """Relation → its fence, for each relation with a truncate or a finished full copy in the range."""
-        fences: dict[int, Fence] = {}
-        add_fences(fences, fence_rows(self.controls))
-        return fences
 
 
 @dataclass
@@ -247,7 +249,7 @@ class ExecutorFold:
     def _folded(self, rows: LogRange, moved: _MovedKeys | None) -> DataFrame:
         """Return the folded rows as a frame with the columns PIECES. moved: as in `_parts_of_keys`."""
         groups, parts = self._groups, self.parts
-        fences, only_latest = self.survey.fences, not self.survey.partial
+        fences, only_latest = rows.fences(self.survey.controls), not self.survey.partial
 
         def divide(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for number in _numbers(numbers):

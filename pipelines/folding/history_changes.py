@@ -58,13 +58,21 @@ def fold_with_history(rows: pa.Table, kept: AbstractSet[int], since: int, *, sin
     """Fold log rows (LOG_SCHEMA) as `fold` does, but keep the single changes of some relations.
 
     kept: the relations whose history the sink keeps. Their changes up to position `since` are folded, and become rows
-    of a copy; later ones stay.
+    of a copy; later ones stay. So do the folded rows that a later truncate or full copy removes: the history has them.
     """
     if not kept:
         return fold(rows, sink=sink)
-    single = single_changes(rows, kept, since)
-    folded = fold(rows.filter(pc.invert(single)), sink=sink)
-    return pa.concat_tables([with_copied(folded, kept), every_change(rows.filter(single), sink=sink)])
+    single, late = single_changes(rows, kept, since), is_late(rows, kept, since)
+    is_control = pc.and_(late, pc.invert(single))
+    folded = fold(rows.filter(pc.invert(pc.or_(single, is_control))), sink=sink)
+    controls = fold(rows.filter(is_control), sink=sink)
+    return pa.concat_tables([with_copied(folded, kept), controls, every_change(rows.filter(single), sink=sink)])
+
+
+def is_late(rows: pa.Table, kept: AbstractSet[int], since: int) -> Any:
+    """Return a bool mask of the log rows of the relations `kept` after position `since`."""
+    of_kept = pc.fill_null(pc.is_in(rows["relation"], pa.array(sorted(kept), pa.int64())), fill_value=False)
+    return pc.and_(of_kept, pc.greater(rows["position"], int(since)))
 
 
 def every_change(rows: pa.Table, *, sink: str) -> pa.Table:

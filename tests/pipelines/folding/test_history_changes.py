@@ -6,17 +6,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
 import pytest
 from pyspark.sql import SparkSession
 
 from cdc.catalog import Catalog
 from cdc.config import DeltaSinkDefinition
+from cdc.log.file_selection import TableSelection
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.stores.lake_reader import read_target
 from cdc.stores.published_record import Published, TargetState
 from pipelines.engine_decision import EngineLimits
+from pipelines.folding.executor_fold import LogRange
 from pipelines.folding.folded_batch import FoldedBatch
+from pipelines.folding.history_changes import fold_with_history
 from pipelines.range_folder import RangeFolder
 from pipelines.replaying.plan import ReplayOptions
 from pipelines.replaying.rebuild import LogSource, Rebuild, RebuildContext
@@ -28,6 +32,7 @@ from pipelines.sink_factory import build_sink, keeps_history
 from pipelines.sink_loop import SinkLoop
 from pipelines.sinks.delta.delta_target import ROWS, DeltaTarget, TxnMarker
 from tests.contracts.histories import in_order
+from tests.pipelines.fold_model import log_row, to_arrow
 from tests.pipelines.shop_pipeline import END, FIGURES, ORDERS, ShopPipeline, make_shop
 from tests.pipelines.trimmed_log import NOBODY, TrimmedAndWholeLog
 
@@ -175,6 +180,30 @@ def test_a_sink_that_fell_behind_the_horizon_stops_and_does_not_go_on_with_a_gap
     assert "CDC-3016" in (by_topic["shop.orders"].reason or "")
     assert tables(published)["shop.orders"] == before
     assert by_topic["shop.items"].state == TargetState.STREAMING
+
+
+def test_a_truncate_behind_the_horizon_does_not_hide_the_rows_with_which_a_history_begins() -> None:
+    rows = [
+        log_row(1, (2, 0), "r", key=["1"], after={1: "1"}),
+        log_row(1, (3, 0), "t"),
+        log_row(1, (4, 0), "r", key=["2"], after={1: "2"}),
+        log_row(1, (8, 0), "t"),
+        log_row(2, (4, 1), "r", key=["2"], after={1: "2"}),
+        log_row(2, (8, 1), "t"),
+    ]
+    log, kept = to_arrow(rows), frozenset({1})
+    folded = fold_with_history(log, kept, 5, sink="lake").to_pylist()
+    assert sorted((row["relation"], row["position"], row["op"]) for row in folded) == [
+        (1, 3, "t"),
+        (1, 4, "r"),
+        (1, 8, "t"),
+        (2, 8, "t"),
+    ]
+    read = LogRange(
+        files=(), after=Position(0), upto=Position(9), tables=TableSelection(), sink="lake", kept=kept, since=5
+    )
+    fences = read.fences(log.filter(pc.equal(log["op"], "t")))
+    assert {relation: fence.position for relation, fence in fences.items()} == {1: 3, 2: 8}
 
 
 def batches_equal(one: FoldedBatch, other: FoldedBatch) -> bool:
