@@ -243,16 +243,17 @@ class SearchServerSink:
         """Write rows, and return row number → error of each row that cannot be written."""
         opened = self._connection()
         planned = opened.rows.plan(rows, table, self._published_position(batch))
-        if planned.missing and not batch.is_copying:
-            positions = rows["position"]
-            return {n: missing_base(batch.schema, positions[n].as_py()) for n in planned.missing}
+        missing = {} if batch.is_copying else {n: self._missing_base(batch, rows, n) for n in planned.missing}
         opened.publisher.declare(batch.upto)
         if planned.bases_id:
             self._bases.add(planned.bases_id)
         hit("search_before_rows")
         refused = opened.rows.write(planned, table)
         hit("search_after_rows")
-        return refused
+        return refused | missing
+
+    def _missing_base(self, batch: TableBatch, rows: pa.Table, number: int) -> CdcError:
+        return missing_base(batch.schema, rows["position"][number].as_py())
 
     def _write_by_executors(self, batch: TableBatch, frame: DataFrame, table: TableIndex) -> None:
         opened = self._connection()

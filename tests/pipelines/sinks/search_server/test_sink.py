@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from cdc.errors import (
+    DocumentRefused,
     IndexMappingConflict,
     IndexMissing,
     IndexOfAnotherOwner,
@@ -18,6 +19,7 @@ from cdc.errors import (
 from cdc.stores.published_record import Published, TargetState
 from cdc.stores.search_server.reader import SearchServerReader
 from cdc.table import TableState
+from pipelines.dead_letters.quarantine import Quarantine
 from pipelines.sinks.search_server.sink import SearchServerSink
 from tests.contracts.folded import ID, ITEM, ORDERS, PRICE, Row, batch, column, gone, part, put
 from tests.fixtures.search_sinks import search_sink
@@ -266,13 +268,18 @@ def test_hidden_and_masked_values_reach_no_document(opensearch):
     assert rows(find) == {"1": {"id": "1", "item": "***"}, "2": {"id": "2", "item": None}}
 
 
-def test_a_partial_image_without_base_is_found_before_anything_is_written(find):
+def test_a_batch_parks_partial_images_without_base_and_refused_documents_alike(opensearch):
+    find = search_sink(opensearch, field_types={"item": "date"})
     sink = opened(find)
-    merge(sink, batch([put(1, "a", 10)], 0, 20))
-    whole = batch([put(1, "A", 29), part(2, 30, {3: "1.00"})], 20, 40)
+    whole = batch([put(1, "2026-01-01", 29), part(2, 30, {3: "1.00"}), put(3, "no date", 31)], 0, 40)
 
-    assert [(refused.row, type(refused.error)) for refused in sink.find_refused(whole, 10)] == [(1, MissingBase)]
-    assert Index(find).all()["1"]["item"] == "a"
+    record = Quarantine(sink).apply(None, whole)
+    publish(sink, record)
+
+    assert record.parked == (("2",), ("3",))
+    codes = {key: row.code for key, row in sink.parked.rows_of(ORDERS.relation).items()}
+    assert codes == {("2",): MissingBase.code, ("3",): DocumentRefused.code}
+    assert Index(find).search().keys() == {"1"}
 
 
 def test_an_unusual_value_is_stored_and_does_not_stop_anything(find):
