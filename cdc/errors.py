@@ -81,6 +81,7 @@
     │   ├── IndexMissing            quarantine: an index was deleted on the search server
     │   ├── SearchRequestRefused    quarantine: the search server refuses a request as invalid
     │   ├── BatchTooLarge           spark.engine is 'here', and a transaction does not fit the apply process
+    │   ├── TooManyMovedRows        quarantine: more rows moved to another key than a search sink can complete
     │   ├── ExecutorPythonUnusable  exit 3, retried: another version of Python, or a missing package
     │   ├── ExecutorFilesUnusable   exit 3, retried: the driver does not see or may not read what executors write
     │   ├── DeltaJarMissing         exit 3
@@ -841,6 +842,14 @@ class BatchTooLarge(SinkError):
 
     code = "CDC-3043"
     remedy = "set spark.engine to auto in the definition, and restart the apply process"
+
+
+class TooManyMovedRows(SinkError):
+    """In one range, more rows moved to another key without all of their columns than a search sink can complete."""
+
+    code = "CDC-3047"
+    reaction = Reaction.QUARANTINE
+    remedy = "build the index of the table from the log: 'cdc replay SINK --tables TABLE'"
 
 
 class ExecutorPythonUnusable(SinkError):

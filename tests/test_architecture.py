@@ -114,7 +114,7 @@ BROUGHT_TO_DRIVER = {
     "pipelines/sinks/delta/merge_source.py": "a replay's partial images",
     "pipelines/sinks/delta/shared_directory.py": "names of probes",
     "pipelines/sinks/delta/spark_target.py": "base rows in a target that only Spark can read",
-    "pipelines/sinks/search_server/executor_writer.py": "the first error",
+    "pipelines/sinks/search_server/executor_writer.py": "one error of each task",
     "pipelines/submitted/copy_chunks.py": "names, sizes and checksums of files",
     "pipelines/transform/expressions.py": "rows that the driver has sent to be computed",
     "pipelines/views/large_build.py": "names of files",

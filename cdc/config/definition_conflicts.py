@@ -13,7 +13,7 @@ from importlib import import_module
 from os.path import normpath
 from typing import Any, Final, NamedTuple
 
-from cdc.config.definition import Definition
+from cdc.config.definition import Definition, EngineChoice
 from cdc.config.destinations import FileDelivery
 from cdc.config.field_types import LONGEST_NAME, fixed_part, is_remote, placeholders
 from cdc.config.object_store import storage_keys
@@ -386,6 +386,15 @@ def rules_without_effect(definition: Definition) -> Iterator[Disagreement]:
         views = [view.name for view in definition.views if matches(view.name, delivery.views)]
         for number, message in _without_effect(definition, delivery, views):
             yield Disagreement(("deliveries", place, "rules", number, "match"), message)
+
+
+def local_indexes_on_spark(definition: Definition) -> Iterator[Disagreement]:
+    """Yield the local search indexes of a definition that sends every batch to Spark, which cannot write them."""
+    if definition.spark.engine is EngineChoice.SPARK:
+        for sink in definition.sinks:
+            if isinstance(sink, SearchSinkDefinition) and sink.engine == "tantivy":
+                message = f"sink {sink.name!r} is a local index: executors fold its batches, the driver writes them"
+                yield Disagreement(("spark", "engine"), message)
 
 
 def _shows_view(definition: Definition, sink: str, view: str) -> bool:

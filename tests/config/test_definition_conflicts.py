@@ -185,3 +185,17 @@ def test_no_view_reads_one_whose_old_rows_are_deleted(tmp_path: Path) -> None:
     (issue,) = check_definition(write(tmp_path, f"{SOUND}{kept}{other}"), {}).issues
 
     assert (issue.key, issue.message.partition(",")[0]) == ("views.1.sql", "view 'shop.documents' has 'keep'")
+
+
+@pytest.mark.parametrize(("engine", "number"), [("spark", 1), ("auto", 0)])
+def test_a_local_index_of_a_definition_that_sends_every_batch_to_spark_is_a_warning(
+    tmp_path: Path, engine: str, number: int
+) -> None:
+    local = "  - {name: find, type: search, path: find}"
+    server = "  - {name: far, type: search, engine: opensearch, server: {url: 'http://127.0.0.1:9200'}}"
+    text = f"{SOUND}{local}\n{server}\nspark: {{engine: {engine}}}\n"
+
+    issues = check_definition(write(tmp_path, text), {}).issues
+
+    assert [(issue.key, issue.fatal) for issue in issues] == [("spark.engine", False)] * number
+    assert all("sink 'find' is a local index" in issue.message for issue in issues)

@@ -86,7 +86,6 @@ NOT_IN_A_SEARCH_SERVER: Final = {
     "typed columns": "a document stores every value, also one that its field does not take",
     "one target per table": "every relation has an index of its own",
     "records the end of a copy": "an index records no end of a copy; the state comes from the table",
-    TAKES_PARTS: "executors send the frame of a replay, and no folded parts",
 }
 
 
@@ -102,7 +101,9 @@ KINDS: Final = ("indexed", "delta-rs", pytest.param("spark", marks=pytest.mark.s
 """Parameters of a fixture that gives each kind of sink; the writers are those of a Delta sink."""
 EXECUTORS: Final = "spark executors"
 """Parameter for a Delta sink that gets the rows of each batch on Spark's executors."""
-BOTH_WAYS: Final = pytest.mark.parametrize("store", [*KINDS, EXECUTORS], indirect=True)
+EXECUTORS_TO_SERVER: Final = "opensearch, by spark executors"
+"""The same for a sink on a search server."""
+BOTH_WAYS: Final = pytest.mark.parametrize("store", [*KINDS, EXECUTORS, EXECUTORS_TO_SERVER], indirect=True)
 """Have a test use every kind of sink, and executors as well: what it shows is another code where the rows are there."""
 
 
@@ -120,12 +121,25 @@ class SinkOnExecutors(DeltaSink):
         return super().apply(replace(batch, rows=None, parts=folded_parts(self._spark, batch.rows)))
 
 
+class ServerSinkOnExecutors(SearchServerSink):
+    """A sink on a search server whose batches have their rows there."""
+
+    def __init__(self, sink: SearchSinkDefinition, spark: SparkSession) -> None:
+        super().__init__(sink)
+        self._spark = spark
+
+    def apply(self, batch: TableBatch) -> TableRecord:
+        if batch.rows is None or not batch.rows.num_rows:
+            return super().apply(batch)
+        return super().apply(replace(batch, rows=None, parts=folded_parts(self._spark, batch.rows)))
+
+
 def folded_parts(spark: SparkSession, folded: pa.Table) -> FoldedParts:
     """Folded rows of one table on the executors, in PARTS parts; no two of the rows have the same key."""
     divided = [folded.take(pa.array(range(part, folded.num_rows, PARTS), pa.int64())) for part in range(PARTS)]
     pieces = [piece for part, rows in enumerate(divided) for piece in pieces_of(part, rows)]
     frame = pa.Table.from_batches(pieces).combine_chunks()
-    sums = {name: pc.sum(frame[name]).as_py() for name in ("rows", "size", "incomplete", "keyless")}
+    sums = {name: pc.sum(frame[name]).as_py() for name in ("rows", "keys", "size", "incomplete", "keyless")}
     (relation,) = set(frame["relation"].to_pylist())
     table = FoldedTable(relation=relation, committed_at=0, **sums)
     return FoldedParts(spark.createDataFrame(frame, PIECES), table, PARTS)
@@ -139,10 +153,10 @@ def store_under(
     spark: for the parameters that name Spark; the fixture asks for it, so that its tests go to the worker that has it.
     """
     folder, matched = request.getfixturevalue("tmp_path"), {"match": "*.*", **(rule or {})}
-    if request.param == "opensearch":
+    if request.param in {"opensearch", EXECUTORS_TO_SERVER}:
         sink = search_sink(request.getfixturevalue("opensearch"), {"rules": [matched]})
         return Store(
-            lambda: SearchServerSink(sink),
+            lambda: SearchServerSink(sink) if spark is None else ServerSinkOnExecutors(sink, spark),
             server_rows(sink),
             lambda: StagedSearchServer(sink),
             NOT_IN_A_SEARCH_SERVER,

@@ -4,6 +4,9 @@
 the parked rows, the published record and the rules of the documents in one commit of the index. So after a crash the
 index is as it was at the last publish, and the batch is applied again.
 
+Executors do not write the index, also not the rows of a large range that they have folded: its files are on the disk of
+the apply process, which gets all rows of the sink. Indexes on a search server have no such limit.
+
 The sink has the only writer of the index from `open` to `close`. The writer has a file lock (flock). The operating
 system releases the lock when the process ends. So `open` fails for a second driver on the same machine.
 """

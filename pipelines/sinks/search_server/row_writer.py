@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cdc.config.search_server import SearchServer
 from cdc.errors import CdcError, IndexMissing, TransformFailed
@@ -36,6 +37,7 @@ from cdc.stores.search_server.document_values import (
 from cdc.stores.search_server.index_names import document_key, write_alias
 from cdc.stores.search_server.sink_state import SinkState
 from cdc.target_names import DELETED_COLUMN, POSITION_COLUMN
+from pipelines.sinks.record_after_batch import missing_base
 from pipelines.sinks.search_server.bulk_writer import BulkWriter, Line
 from pipelines.sinks.search_server.document_lines import TableIndex, document_lines
 from pipelines.types.typed_rows import sent_cells
@@ -50,8 +52,8 @@ class PlannedRows:
 
     lines: Iterable[Line] = ()
     """The documents; they are built while the first of them are written, so only `write` may read them."""
-    missing: list[int] = field(default_factory=list)
-    """Numbers of the partial images without a base row."""
+    missing: dict[int, CdcError] = field(default_factory=dict)
+    """Number of each partial image without a base row → its error; none during a full copy, which has the row later."""
     bases: dict[str, str] = field(default_factory=dict)
     """Id → JSON of the document, for the bases of moved rows; they are stored before the lines are written."""
     bases_id: str = ""
@@ -64,17 +66,24 @@ class RowWriter:
     def __init__(self, client: SearchClient, state: SinkState, writer: BulkWriter) -> None:
         self._client, self._state, self.writer = client, state, writer
 
-    def plan(self, rows: pa.Table, table: TableIndex, since: int) -> PlannedRows:
-        """Return the documents of folded rows. since: published position of the table, before this batch."""
+    def plan(self, rows: pa.Table, table: TableIndex, since: int, *, is_copying: bool) -> PlannedRows:
+        """Return the documents of folded rows. since: published position of the table, before this batch.
+
+        is_copying: whether a full copy is running; partial images without a base row are then left out.
+        """
         found = PlannedRows()
         completed = self._complete(rows, table, since, found)
+        if is_copying:
+            found.missing = {}
         found.lines = document_lines(rows, table, completed)
         return found
 
     def write(self, planned: PlannedRows, table: TableIndex) -> dict[int, CdcError]:
-        """Write planned documents; return row number → error for each document that the server refuses."""
+        """Write planned documents; return row number → error of each row that the server refuses or that has no base
+        row.
+        """
         self.store_bases(planned)
-        return self.writer.write(write_alias(table.index), planned.lines)
+        return self.writer.write(write_alias(table.index), planned.lines) | planned.missing
 
     def store_bases(self, planned: PlannedRows) -> None:
         """Store the bases of moved rows, so that a later attempt finds them although the documents are newer then."""
@@ -104,7 +113,7 @@ class RowWriter:
                 continue
             document = current.base(base)
             if document is None:
-                found.missing.append(number)
+                found.missing[number] = missing_base(table.shape.schema, position)
                 continue
             if base != key:
                 current.keep(base)
@@ -131,10 +140,10 @@ class _CurrentDocuments:
         self._is_new = False
 
     def read(self, images: pa.Table) -> None:
-        """Read the documents of the rows and of their base rows, and the stored bases."""
+        """Read the documents of the rows and of their base rows, and the stored bases if rows moved."""
         keys, bases = images["key"].to_pylist(), [base for base in images["base"].to_pylist() if base is not None]
         self._found = self._many(write_alias(self._table.index), {document_key(key) for key in [*keys, *bases]})
-        stored = self._state.get_whole(self._id)
+        stored = self._state.get_whole(self._id) if bases else None
         self._stored = {} if stored is None else stored["documents"]
 
     def is_applied(self, key: Sequence[str | None], position: int) -> bool:
@@ -182,9 +191,27 @@ class _CurrentDocuments:
         return found
 
 
+def without_moved(rows: pa.Table) -> pa.Table:
+    """Return the rows without partial images of rows that moved to another key."""
+    moved = _is_moved(rows)
+    return rows.filter(pc.invert(moved)) if pc.any(moved).as_py() else rows
+
+
+def only_moved(rows: pa.Table) -> pa.Table:
+    """Return the partial images of rows that moved to another key; the document of the old key completes them."""
+    return rows.filter(_is_moved(rows))
+
+
+def _is_moved(rows: pa.Table) -> pa.ChunkedArray:
+    return pc.and_(_is_partial(rows), pc.is_valid(rows["base"]))
+
+
+def _is_partial(rows: pa.Table) -> pa.ChunkedArray:
+    return pc.fill_null(pc.and_(pc.equal(rows["op"], "u"), pc.invert(rows["complete"])), fill_value=False)
+
+
 def _partial_rows(rows: pa.Table) -> list[int]:
-    partial = pa.compute.and_(pa.compute.equal(rows["op"], "u"), pa.compute.invert(rows["complete"]))
-    return np.flatnonzero(pa.compute.fill_null(partial, fill_value=False).to_numpy()).tolist()
+    return np.flatnonzero(_is_partial(rows).to_numpy()).tolist()
 
 
 def _overlaid(

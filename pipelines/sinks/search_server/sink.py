@@ -8,7 +8,8 @@ finds every row up to X. After a crash, documents that were not published stay i
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -23,18 +24,19 @@ from cdc.stores.search_server.document_scan import close_point, open_point
 from cdc.stores.search_server.index_names import number_of
 from cdc.stores.search_server.sink_state import PublishedState, published_indexes
 from cdc.table import TableSchema
+from pipelines.folding.fold import FOLDED_ARROW
 from pipelines.sinks.contract import NONE_PARKED, Published, RefusedRow, SchemasAt, TableBatch, TableRecord, no_schemas
-from pipelines.sinks.record_after_batch import WHOLE, applied_state, is_done, key_required, missing_base
+from pipelines.sinks.record_after_batch import WHOLE, applied_state, is_done, key_required
 from pipelines.sinks.search.document_shape import DocumentShapes
 from pipelines.sinks.search_server.document_lines import TableIndex
-from pipelines.sinks.search_server.executor_writer import ExecutorWriter
+from pipelines.sinks.search_server.executor_writer import MAX_MOVED, DriverRows, ExecutorRows, ExecutorWriter
 from pipelines.sinks.search_server.publisher import Publisher, open_publisher
-from pipelines.sinks.search_server.row_writer import RowWriter, open_row_writer
+from pipelines.sinks.search_server.row_writer import PlannedRows, RowWriter, open_row_writer
 from pipelines.sinks.search_server.table_indexes import TableIndexes
 from pipelines.sinks.unpublished_parked_rows import UnpublishedParkedRows
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class _Connection:
 
 
 class SearchServerSink:
-    """Implements pipelines.sinks.contract.ParkingSink; each table has an index on a search server.
+    """Implements pipelines.sinks.contract.ParkingSink and ExecutorSink; each table has an index on a search server.
 
     Applying a batch twice has the same effect as applying it once, because every document has the position of its
     change as version. The sink refuses tables without a key, because each document needs an id.
@@ -66,6 +68,8 @@ class SearchServerSink:
         self._published: Mapping[int, str] = {}
         """For a staged sink, relation → the published index."""
         self._shapes = DocumentShapes(sink, sink.rules)
+        self.max_moved = MAX_MOVED
+        """See ExecutorWriter.max_moved."""
         self._opened: _Connection | None = None
         self._touched: dict[int, TableIndex] = {}
         self._bases: set[str] = set()
@@ -133,6 +137,21 @@ class SearchServerSink:
         refused = self._write(batch, batch.rows, self._index(batch))
         return [RefusedRow(number, error) for number, error in sorted(refused.items())]
 
+    def takes_parts(self, schema: TableSchema) -> bool:
+        """See ExecutorSink.takes_parts. Executors write every table that the sink does not refuse."""
+        return bool(schema.key)
+
+    def find_refused_in_parts(self, batch: TableBatch, limit: int) -> pa.Table:
+        """See ExecutorSink.find_refused_in_parts; as `find_refused`, this method writes the other rows."""
+        if batch.parts is None:
+            return FOLDED_ARROW.empty_table()
+        table = self._index(batch)
+        if batch.rows is not None:
+            # executors may replace the documents that complete the rows on the driver, which are written later
+            self._connection().rows.store_bases(self._plan(batch, batch.rows, table))
+        with self._writing_by_executors(replace(batch, rows=None), batch.parts, table) as (writer, moved):
+            return writer.refused(batch.parts, moved, limit)
+
     def apply(self, batch: TableBatch) -> TableRecord:
         """Write the documents of a batch of one table, and return the table's new record.
 
@@ -143,8 +162,10 @@ class SearchServerSink:
         if current is not None and is_done(current, batch):
             return current
         table = self._index(batch)
-        if batch.frame is not None:
-            self._write_by_executors(batch, batch.frame, table)
+        of_executors = batch.frame if batch.parts is None else batch.parts
+        if of_executors is not None:
+            with self._writing_by_executors(batch, of_executors, table) as (writer, of_driver):
+                writer.write(of_executors, of_driver)
         elif batch.rows is not None and batch.rows.num_rows:
             refused = self._write(batch, batch.rows, table)
             if refused:
@@ -242,26 +263,34 @@ class SearchServerSink:
     def _write(self, batch: TableBatch, rows: pa.Table, table: TableIndex) -> dict[int, CdcError]:
         """Write rows, and return row number → error of each row that cannot be written."""
         opened = self._connection()
-        planned = opened.rows.plan(rows, table, self._published_position(batch))
-        missing = {} if batch.is_copying else {n: self._missing_base(batch, rows, n) for n in planned.missing}
+        planned = self._plan(batch, rows, table)
         opened.publisher.declare(batch.upto)
         if planned.bases_id:
             self._bases.add(planned.bases_id)
         hit("search_before_rows")
         refused = opened.rows.write(planned, table)
         hit("search_after_rows")
-        return refused | missing
+        return refused
 
-    def _missing_base(self, batch: TableBatch, rows: pa.Table, number: int) -> CdcError:
-        return missing_base(batch.schema, rows["position"][number].as_py())
-
-    def _write_by_executors(self, batch: TableBatch, frame: DataFrame, table: TableIndex) -> None:
-        opened = self._connection()
+    def _plan(self, batch: TableBatch, rows: pa.Table, table: TableIndex) -> PlannedRows:
         since = self._published_position(batch)
-        writer = ExecutorWriter(self._access, self._sink.engine, self.name, table, since, batch.is_copying)
+        return self._connection().rows.plan(rows, table, since, is_copying=batch.is_copying)
+
+    @contextmanager
+    def _writing_by_executors(
+        self, batch: TableBatch, of_executors: ExecutorRows, table: TableIndex
+    ) -> Iterator[tuple[ExecutorWriter, DriverRows]]:
+        """Yield what writes the rows of a batch on the executors, and the rows that the driver writes of it."""
+        opened, since = self._connection(), self._published_position(batch)
+        writer = ExecutorWriter(
+            self._access, self._sink.engine, self.name, table, since, batch.is_copying, self.max_moved
+        )
         opened.publisher.declare(batch.upto)
+        of_driver = writer.driver_rows(of_executors, batch.rows, opened.rows)
+        if of_driver.planned.bases_id:
+            self._bases.add(of_driver.planned.bases_id)
         hit("search_before_rows")
-        self._bases |= writer.write(frame, opened.rows)
+        yield writer, of_driver
         hit("search_after_rows")
 
     def _published_position(self, batch: TableBatch) -> int:
