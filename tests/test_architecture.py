@@ -110,6 +110,7 @@ BROUGHT_TO_DRIVER = {
     "pipelines/replaying/latest_rows.py": "names, sizes and statistics of files",
     "pipelines/sinks/delta/executor_files.py": "names, sizes and statistics of files",
     "pipelines/sinks/delta/executor_key_search.py": "an entry for each file with old rows",
+    "pipelines/sinks/delta/executor_refusals.py": "positions of as many rows as may be parked",
     "pipelines/sinks/delta/latest_state_strategy.py": "a replay's rows of a target that Spark cannot write",
     "pipelines/sinks/delta/merge_source.py": "a replay's partial images",
     "pipelines/sinks/delta/shared_directory.py": "names of probes",

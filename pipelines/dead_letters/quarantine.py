@@ -262,8 +262,14 @@ def _with_refused_rows(sink: ParkingSink, batch: TableBatch, limit: int) -> Tabl
     if batch.parts is None or not isinstance(sink, ExecutorSink):
         return batch
     refused = sink.find_refused_in_parts(batch, limit)
-    rows = refused if batch.rows is None else pa.concat_tables([batch.rows, refused])
-    return replace(batch, rows=rows, parts=batch.parts.without(refused))
+    if not refused.is_complete:
+        errors = [refusal.error for refusal in sink.find_refused(replace(batch, rows=refused.rows, parts=None), 1)]
+        raise DeadLetterLimitExceeded(
+            f"too many rows of table {batch.schema.topic!r} were refused (more than {limit}, because of "
+            f"dead_letters.stop_at); an error is: {errors[0].message if errors else 'none'}"
+        )
+    rows = refused.rows if batch.rows is None else pa.concat_tables([batch.rows, refused.rows])
+    return replace(batch, rows=rows, parts=batch.parts.without(refused.rows))
 
 
 def _divide_latest_state(divided: _DividedBatch) -> tuple[TableBatch, ParkedByKey]:

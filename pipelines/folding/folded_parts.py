@@ -22,6 +22,8 @@ from pipelines.folding.key_parts import from_ipc, to_ipc
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+STEP_BYTES: Final = 32 << 20
+"""Approximate bytes of rows that one Spark job of `collect_in_steps` sends to the driver."""
 PIECE_ROWS: Final = 65_536
 """Maximum folded rows of a piece; a task has the rows of one piece in memory, as texts and as typed columns."""
 PIECES: Final = (
@@ -123,7 +125,7 @@ class FoldedParts:
             if (chosen := rows.filter(has_key)).num_rows:
                 yield piece_of_images(part, chosen)
 
-        rows = collect_images(self.map_pieces(select, IMAGES))
+        rows, _ = collect_in_steps(self.map_pieces(select, IMAGES))
         return rows, self.without(rows)
 
     def without(self, rows: pa.Table) -> FoldedParts:
@@ -218,6 +220,46 @@ def _count_keys(rows: pa.Table) -> int:
 def _count_incomplete(rows: pa.Table) -> int:
     partial = pc.invert(pc.fill_null(rows["complete"], fill_value=True))
     return int(pc.sum(pc.and_(pc.not_equal(rows["op"], "d"), partial)).as_py() or 0)
+
+
+def collect_in_steps(pieces: DataFrame, most_upserts: int | None = None) -> tuple[pa.Table, bool]:
+    """Return the rows of a frame with the columns IMAGES to the driver, and whether these are all of its rows.
+
+    most_upserts: if the frame has more upserts than this, only the rows of one piece are returned. A Spark job sends
+    about STEP_BYTES, so that the rows may be more than `spark.driver.maxResultSize`.
+    """
+    from pyspark import StorageLevel
+
+    divided = pieces.repartition(1).mapInArrow(divide_in_steps, f"step int, upserts long, {IMAGES}")
+    stored = divided.persist(StorageLevel.DISK_ONLY)
+    try:
+        numbers = stored.selectExpr("sum(upserts) AS upserts", "max(step) AS last").collect()[0]
+        if numbers["last"] is None:
+            return FOLDED_ARROW.empty_table(), True
+        if most_upserts is not None and numbers["upserts"] > most_upserts:
+            return collect_images(stored.where("upserts > 0").select("part", "images").limit(1)), False
+        steps = (stored.where(f"step = {step}").select("part", "images") for step in range(numbers["last"] + 1))
+        return pa.concat_tables(map(collect_images, steps)), True
+    finally:
+        stored.unpersist()
+
+
+def divide_in_steps(batches: Iterator[pa.RecordBatch], step_bytes: int = STEP_BYTES) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of pieces as pieces of about `step_bytes` at most, with the number of the step that sends them."""
+    size = 0
+    for batch in batches:
+        for stream in batch["images"]:
+            rows = from_ipc(stream.as_buffer())
+            most_rows = max(1, step_bytes * rows.num_rows // max(1, rows.nbytes))
+            for start in range(0, rows.num_rows, most_rows):
+                taken = rows.slice(start, most_rows)
+                piece = piece_of_images(0, taken)
+                upserts = pc.sum(pc.equal(taken["op"], "u")).as_py() or 0
+                yield pa.RecordBatch.from_arrays(
+                    [pa.array([size // step_bytes], pa.int32()), pa.array([upserts]), *piece.columns],
+                    names=["step", "upserts", *piece.schema.names],
+                )
+                size += taken.nbytes
 
 
 def collect_images(pieces: DataFrame, *, at_once: bool = True) -> pa.Table:

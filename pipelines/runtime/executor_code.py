@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
 
 ARCHIVE: Final = "cdc-code.zip"
 _PACKAGES: Final = (cdc, pipelines)
-_TASK_ERROR: Final = re.compile(r"TaskError: (CDC-[0-9]{4}): ([^\n]+)")
+_REMEDY: Final = "; remedy: "
+_TASK_ERROR: Final = re.compile(rf"TaskError: (CDC-[0-9]{{4}}): ([^\n]+?)(?:{_REMEDY}([^\n]+))?$", re.MULTILINE)
 _LOG_ERRORS: Final = {error.__name__: error for error in (LogCorrupt, LogInaccessible, LogUnreachable)}
 _LOG_ERROR: Final = re.compile(rf"({'|'.join(_LOG_ERRORS)}): ([^\n]+)")
 _OF_WORKER: Final = "from the Python worker"
@@ -95,8 +97,17 @@ def worker_error(exc: BaseException) -> LogError | ExecutorPythonUnusable | Lake
     return access_error(exc, "a target that an executor writes") if _OF_WORKER in text else None
 
 
+def is_task() -> bool:
+    """Return whether this code runs in a task of an executor."""
+    if "pyspark" not in sys.modules:  # importing it takes a second
+        return False
+    from pyspark import TaskContext
+
+    return TaskContext.get() is not None
+
+
 class TaskError(Exception):
-    """A CdcError of a task: its code and its message as one line of text."""
+    """A CdcError of a task: its code, its message and a remedy of its own as one line of text."""
 
 
 @contextmanager
@@ -105,8 +116,8 @@ def forwarding_errors() -> Iterator[None]:
     try:
         yield
     except CdcError as exc:
-        message = " ".join(exc.message.split())
-        raise TaskError(f"{exc.code}: {message}") from exc
+        own_remedy = "" if exc.fix == type(exc).remedy else f"{_REMEDY}{exc.fix}"
+        raise TaskError(" ".join(f"{exc.code}: {exc.message}{own_remedy}".split())) from exc
 
 
 @contextmanager
@@ -123,7 +134,7 @@ def raising_task_errors() -> Iterator[None]:
         yield
     except (PySparkException, Py4JJavaError) as exc:
         match = _TASK_ERROR.search(str(exc))
-        error = worker_error(exc) if match is None else error_of_code(match[1], match[2])
+        error = worker_error(exc) if match is None else error_of_code(match[1], match[2], remedy=match[3])
         if error is None:
             raise
         raise error from exc

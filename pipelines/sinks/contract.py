@@ -212,6 +212,16 @@ class RefusedRow:
     error: CdcError
 
 
+@dataclass(frozen=True, slots=True)
+class RefusedParts:
+    """Rows on the executors that the target refuses."""
+
+    rows: pa.Table
+    """The rows, as folded (pipelines.folding.fold.FOLDED_ARROW)."""
+    is_complete: bool
+    """Whether `rows` has all refused rows; it has a few of them if there are more than may be parked."""
+
+
 class ParkedRows(Protocol):
     """The parked rows of one sink, which its targets refused. Only one driver uses them."""
 
@@ -270,9 +280,9 @@ class ExecutorSink(Protocol):
     def takes_parts(self, schema: TableSchema) -> bool:
         """Return whether batches of a table may have `parts`; otherwise all its folded rows come to the driver."""
 
-    def find_refused_in_parts(self, batch: TableBatch, limit: int) -> pa.Table:
+    def find_refused_in_parts(self, batch: TableBatch, limit: int) -> RefusedParts:
         """Return the rows in `batch.parts` that make `apply` fail, without changing the target.
 
-        Not many more than `limit` rows come to the driver (pipelines.folding.fold.FOLDED_ARROW). For a target with
-        history, these are all changes of about `limit` refused keys.
+        limit: maximum number of upserts among them; if there are more, only a few come to the driver. For a target with
+        history, the result has all changes of about `limit` refused keys.
         """

@@ -81,6 +81,15 @@ class Expressions:
         given = [F.col(_quoted(name)) for name in source.columns if name not in {*order, OP}]
         return self._frame(source, [*given, *self._columns(), *(F.col(name) for name in order), self._op()])
 
+    def decide(self, source: DataFrame, names: Iterable[str]) -> DataFrame:
+        """Return columns of a frame and `_op`, which becomes `d` in upserts that the filter `where` rejects.
+
+        source: must have `_op` and the columns that `decides` names. names: the columns to return.
+        """
+        from pyspark.sql import functions as F
+
+        return self._frame(source, [*(F.col(_quoted(name)) for name in names), self._op()])
+
     def _compute(self, source: pa.Table, spark: SparkSession) -> pa.Table:
         from pyspark.sql import functions as F
 

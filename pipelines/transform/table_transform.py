@@ -17,10 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.config import Transform
-from cdc.errors import TransformFailed
+from cdc.errors import ExecutorPythonUnusable, TransformFailed
 from cdc.stores.column_mask import Mask, transformed_columns
 from cdc.table import Column, TableSchema
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, column_name
+from pipelines.runtime.executor_code import is_task
 from pipelines.types import ColumnPolicies, Policy
 from pipelines.types.typed_rows import sent_cells, target_schema, typed_rows
 
@@ -142,6 +143,9 @@ def _import_function(path: str) -> Callable[[pa.Table], pa.Table]:
     try:
         function = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as exc:
-        raise TransformFailed(f"function {path!r} cannot be imported: {exc}") from exc
+        message = f"function {path!r} cannot be imported: {exc}"
+        if is_task():  # the driver has imported it
+            raise ExecutorPythonUnusable(f"Python of an executor: {message}") from exc
+        raise TransformFailed(message) from exc
     checked: Callable[[pa.Table], pa.Table] = function
     return checked

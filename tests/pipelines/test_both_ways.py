@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -100,8 +101,13 @@ def loop_in(
     spark: SparkSession | None,
     build: Callable[[DeltaSinkDefinition], Sink] = build_sink,
     rules: str = "[]",
+    *,
+    engine: EngineChoice = EngineChoice.SPARK,
 ) -> Iterator[SinkLoop]:
-    """The loop of a Delta sink in a folder; with Spark every row stays on the executors. rules: those of the sink."""
+    """The loop of a Delta sink in a folder; with engine `spark` every row stays on the executors.
+
+    rules: `rules` of the sink, as YAML.
+    """
     folder.mkdir(exist_ok=True)
     (folder / "shop.yaml").write_text(
         "name: shop\nsource: {dsn: 'postgresql://nobody@127.0.0.1:1/nowhere'}\ntables: [{match: 'shop.*'}]\n"
@@ -115,7 +121,7 @@ def loop_in(
     sink, fold = build(wanted), RangeFolder(LogReader(log), wanted.name, wanted.tables, keeps_history(wanted))
     if spark is not None:
         sink.attach(spark)
-        fold.choice, fold.collected_rows = EngineChoice.SPARK, 0
+        fold.choice, fold.collected_rows = engine, 0
     with Catalog.open(definition.catalog.url) as catalog:
         loop = SinkLoop(sink, fold, CutRequests(catalog, "shop"), SinkFigures("shop", "lake", FIGURES))
         loop.open()
@@ -149,15 +155,34 @@ def parked_in(loop: SinkLoop) -> list[Any]:
     return [replace(row, first_at=0) for row in loop.quarantine.rows]
 
 
-@pytest.mark.usefixtures("with_delta")
-@settings(max_examples=EXAMPLES, deadline=None)
-@given(seed=st.integers(0, 2**32 - 1))
-def test_both_ways_have_the_same_rows_positions_and_dead_letters(spark: SparkSession, seed: int) -> None:
+def tripled(rows: pa.Table) -> pa.Table:
+    """A function of a rule."""
+    position = rows.schema.get_field_index("plain")
+    return rows.set_column(position, rows.schema.field(position), pc.multiply(rows["plain"], pa.scalar(3, pa.int32())))
+
+
+RULES = {
+    "no rule": "[]",
+    "where": "[{match: shop.*, transform: {where: 'plain % 3 <> 0 OR length(large) > 1'}}]",
+    "where of sent columns": "[{match: shop.*, transform: {where: 'plain % 3 <> 0', drop: [more]}}]",
+    "computed": "[{match: shop.*, transform: {computed: {all: 'concat(large, more)'}, mask: {more: redact}}}]",
+    "computed partition": "[{match: shop.*, partition_by: [d], transform: {computed: {d: large}, where: plain > 9}}]",
+    "failing": "[{match: shop.table1, transform: {computed: {part: '100 / (plain - 7)'}}}]",
+    "python": f"[{{match: shop.*, transform: {{python: '{__name__}:tripled'}}}}]",
+    "python of complete rows": f"[{{match: shop.*, transform: {{python: '{__name__}:tripled', drop: [large, more]}}}}]",
+}
+
+
+def run_both_ways(spark: SparkSession, seed: int, rules: str) -> None:
+    """Apply a random log both ways, batch by batch, and compare all results."""
     random = Random(seed)
     with TemporaryDirectory() as root:
         folder, log = Path(root), Path(root, "log")
         writer, waiting = log_writer(log), random_log(random)
-        with loop_in(folder / "here", log, None) as here, loop_in(folder / "spark", log, spark) as there:
+        with (
+            loop_in(folder / "here", log, spark, rules=rules, engine=EngineChoice.HERE) as here,
+            loop_in(folder / "spark", log, spark, rules=rules) as there,
+        ):
             for batch in range(BATCHES):
                 size = len(waiting) if batch == BATCHES - 1 else random.randint(1, max(1, len(waiting) // 2))
                 own, waiting = waiting[:size], waiting[size:]
@@ -170,3 +195,10 @@ def test_both_ways_have_the_same_rows_positions_and_dead_letters(spark: SparkSes
                 assert rows_of(there) == rows_of(here)
                 assert parked_in(there) == parked_in(here)
                 assert records_of(there) == records_of(here)
+
+
+@pytest.mark.usefixtures("with_delta")
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), rules=st.sampled_from(sorted(RULES)))
+def test_both_ways_have_the_same_rows_positions_and_dead_letters(spark: SparkSession, seed: int, rules: str) -> None:
+    run_both_ways(spark, seed, RULES[rules])

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable, write_deltalake
 from deltalake import Schema as DeltaSchema
 
-from cdc.errors import CdcError, ValueNotRepresentable
+from cdc.errors import CdcError
 from cdc.stores.dead_letter_rows import PARKED_SCHEMA, DeadLetterEntry, Key, ParkedRow, parked_at, read_entries
 from cdc.stores.published_record import Published
 from pipelines.sinks.contract import RefusedRow, TableBatch
@@ -26,6 +26,7 @@ from pipelines.sinks.delta.table_properties import create_table
 from pipelines.sinks.delta.target_columns import RowShape
 from pipelines.sinks.delta.target_layout import check_partition_values
 from pipelines.sinks.record_after_batch import missing_base
+from pipelines.types.failing_rows import failing_rows
 from pipelines.types.typed_rows import typed_keys
 
 STALE: Final = 500
@@ -249,22 +250,3 @@ def _without_base(images: pa.Table, rows: np.ndarray, bases: BaseLookup, shape: 
         int(rows[row]): missing_base(shape.schema, partial["position"][int(row)].as_py())
         for row in [*untypable, *baseless]
     }
-
-
-def failing_rows(rows: pa.Table, convert: Callable[[pa.Table], object], limit: int) -> dict[int, CdcError]:
-    """Return row number → error, for the rows that `convert` refuses; not many more than `limit` rows."""
-    found: dict[int, CdcError] = {}
-    left = [(0, rows.num_rows)]
-    while left and len(found) <= limit:
-        low, high = left.pop()
-        if low == high:
-            continue
-        try:
-            convert(rows.slice(low, high - low))
-        except ValueNotRepresentable as exc:
-            if high - low == 1:
-                found[low] = exc
-            else:
-                middle = (low + high) // 2
-                left += [(middle, high), (low, middle)]
-    return found

@@ -1,22 +1,26 @@
 """The merge of a large batch by Spark's executors: they make the typed rows from the folded parts, and write them.
 
-The driver plans and commits. It gets names, sizes and statistics of files, and the rows that the target refuses.
+The driver plans and commits. It gets names, sizes and statistics of files.
 
 - **Empty target**: each part becomes one data file, which an executor writes. One commit of the driver adds the files.
   No row image passes through the JVM. Partitioned targets and targets in an object store are appended to by Spark.
 - **Filled target**: the same files, and deletion vectors for the old rows, see `executor_upsert.py`. Where these do not
   fit, Delta's own MERGE joins the typed rows with the target.
+- **Rules**: executors mask, rename and drop columns, and call Python functions. Spark computes the columns of
+  `computed` and the filter `where`.
 - **Partial images**: a join reads their base rows from the version of the target before the batch. Base rows and images
   of a part meet in one task, where `merge_source.overlay` completes the images, as for a small batch.
 
 Executors convert rows with the functions of a small batch. So both ways have the same rows, and refuse the same rows
-with the same errors.
+with the same errors (executor_refusals.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -25,12 +29,12 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from pipelines.folding.fold import has_base_key
-from pipelines.folding.folded_parts import IMAGES, FoldedParts, Piece, first_images, piece_of_images
+from pipelines.folding.folded_parts import IMAGES, FoldedParts, Piece, piece_of_images
 from pipelines.folding.key_parts import from_ipc, split_by_part, to_ipc
 from pipelines.runtime.executor_code import forwarding_errors, raising_task_errors
-from pipelines.sinks.delta.dead_letters import failing_rows, refused_rows
 from pipelines.sinks.delta.delta_target import DeltaTarget, TxnMarker
 from pipelines.sinks.delta.executor_files import FILES, PartFile, add_files, collect_files, takes_files
+from pipelines.sinks.delta.executor_filter import filter_partial_images
 from pipelines.sinks.delta.merge_source import (
     BaseLookup,
     as_upserts,
@@ -46,6 +50,8 @@ from pipelines.sinks.delta.spark_target import SORTED_JOIN, frame_at, frame_of, 
 from pipelines.sinks.delta.target_columns import OP, RowShape
 from pipelines.sinks.delta.target_layout import backticked
 from pipelines.sinks.delta.target_part import columns_of_part
+from pipelines.transform.expressions import raising_transform_failed
+from pipelines.types.failing_rows import failing_rows
 from pipelines.types.nulled_values import count_nulled, may_be_nulled
 from pipelines.types.typed_rows import typed_keys
 
@@ -102,7 +108,7 @@ class BasePlan:
         return pa.Table.from_batches([evolved_batch(batch, self.present, self.columns)])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ExecutorMerge:
     """The rows of one batch on the executors, for one target."""
 
@@ -119,16 +125,17 @@ class ExecutorMerge:
         source = self._complete_rows()
         if self.parts.table.incomplete:
             source = source.unionByName(self._completed_rows())
+        source = self._finished(one_row_per_key_in_spark(source, self.shape.key))
         if own_rows is not None and own_rows.num_rows:
             source = source.unionByName(frame_of(self.parts.session, own_rows))
-        source = one_row_per_key_in_spark(source, self.shape.key)
+            source = one_row_per_key_in_spark(source, self.shape.key)
         return hinted_merge_source(source, self.shape.key, self.parts.parts) if self.target.files()[0] else source
 
     def can_write_files(self) -> bool:
         """Return whether executors can write data files for `write_files`: an empty directory without partitions."""
         if self.target.files()[0] or self.parts.table.incomplete or not takes_files(self.target):
             return False
-        return not has_float_key(self.shape.source, self.shape.key)
+        return self.shape.expressions is None and not has_float_key(self.shape.source, self.shape.key)
 
     def write_files(self, marker: TxnMarker) -> None:
         """Write the upserts of the batch to data files of the empty target, and add them in one commit."""
@@ -148,85 +155,87 @@ class ExecutorMerge:
 
         frames = [self.parts.map_parts(write, FILES)]
         if self.parts.table.incomplete:
-            plan = self._plan
+            plan = self.plan
 
             def write_completed(pieces: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
                 with forwarding_errors():
                     file = PartFile(folder)
-                    for images, bases in _images_and_bases(pieces, plan):
+                    for images, bases in images_and_bases(pieces, plan):
                         file.add(overlay(images, bases, shape))
                     yield from file.close()
 
-            frames.append(self._with_bases().mapInArrow(write_completed, FILES))
+            frames.append(self.with_bases().mapInArrow(write_completed, FILES))
         return collect_files(frames)
 
-    def find_refused(self, limit: int) -> pa.Table:
-        """Return the folded rows that the target refuses, not many more than `limit`."""
-        shape = self.shape
-
-        def refused(images: pa.Table, bases: BaseLookup) -> pa.Table:
-            errors = refused_rows(images, bases, shape, limit, lambda rows, shape: shape.check_partitions(rows))
-            return images.take(pa.array([error.row for error in errors], pa.int64()))
-
-        def refused_complete(part: int, rows: pa.Table) -> Iterator[pa.RecordBatch]:
-            with forwarding_errors():
-                complete, _ = split_partial(_settled(rows, shape))
-                if (chosen := refused(complete, BaseLookup(None))).num_rows:
-                    yield piece_of_images(part, chosen)
-
-        frames = [self.parts.map_pieces(refused_complete, IMAGES)]
-        if self.parts.table.incomplete:
-            with_bases = self._with_bases()
-            plan = self._plan
-
-            def refused_partial(pieces: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-                with forwarding_errors():
-                    for images, bases in _images_and_bases(pieces, plan):
-                        if (chosen := refused(images, bases)).num_rows:
-                            yield piece_of_images(0, chosen)
-
-            frames.append(with_bases.mapInArrow(refused_partial, IMAGES))
-        with raising_task_errors():
-            return pa.concat_tables([first_images(frame, limit) for frame in frames])
+    @contextmanager
+    def raising_errors(self) -> Iterator[None]:
+        """Raise the errors of tasks, and of the expressions of the rule, as a small batch raises them."""
+        with raising_transform_failed(self.shape.schema.topic), raising_task_errors():
+            yield
 
     @property
-    def _plan(self) -> BasePlan | None:
+    def plan(self) -> BasePlan | None:
+        """Where the base rows of partial images are read; None if there was no target before the batch."""
         return BasePlan.of(self.target, self.bases, self.shape)
+
+    @cached_property
+    def images(self) -> FoldedParts:
+        """The folded rows, in which partial images that the filter `where` of the rule rejects are deletes."""
+        return filter_partial_images(self.parts, self.shape)
+
+    def computed(self, source: DataFrame) -> DataFrame:
+        """Return merge source rows with the computed columns; the filter `where` makes deletes of upserts."""
+        expressions = self.shape.expressions
+        return source if expressions is None else expressions.apply_to_frame(source)
+
+    def _finished(self, source: DataFrame) -> DataFrame:
+        """Return merge source rows as `computed` does, after a check of the computed texts in partition columns."""
+        shape, computed = self.shape, self.computed(source)
+        if shape.expressions is None or not shape.partition_texts:
+            return computed
+
+        def check(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            with forwarding_errors():
+                for batch in batches:
+                    shape.check_partitions(pa.Table.from_batches([batch]))
+                    yield batch
+
+        return computed.mapInArrow(check, computed.schema)
 
     def _complete_rows(self) -> DataFrame:
         shape = self.shape
 
         def typed(_: int, rows: pa.Table) -> Iterator[pa.RecordBatch]:
             with forwarding_errors():
-                complete, _partial = split_partial(_settled(rows, shape))
+                complete, _partial = split_partial(shape.settled(rows))
                 yield from _checked(source_rows(complete, shape), shape).to_batches()
 
-        return self.parts.map_pieces(typed, spark_schema(shape.source))
+        return self.images.map_pieces(typed, spark_schema(shape.source))
 
     def _completed_rows(self) -> DataFrame:
-        shape, plan = self.shape, self._plan
+        shape, plan = self.shape, self.plan
 
         def complete(pieces: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             with forwarding_errors():
-                for images, bases in _images_and_bases(pieces, plan):
+                for images, bases in images_and_bases(pieces, plan):
                     yield from _checked(as_upserts(overlay(images, bases, shape), shape), shape).to_batches()
 
-        return self._with_bases().mapInArrow(complete, spark_schema(shape.source))
+        return self.with_bases().mapInArrow(complete, spark_schema(shape.source))
 
-    def _with_bases(self) -> DataFrame:
+    def with_bases(self) -> DataFrame:
         """Return the partial images and their base rows as a frame: a Spark partition for each part."""
         from pyspark.sql import functions as F
 
         shape = self.shape
 
         def partial(part: int, rows: pa.Table) -> Iterator[pa.RecordBatch]:
-            _, incomplete = split_partial(_settled(rows, shape))
+            _, incomplete = split_partial(shape.settled(rows))
             if incomplete.num_rows:
                 yield piece_of_images(part, incomplete)
 
-        images = self.parts.map_pieces(partial, IMAGES)
+        images = self.images.map_pieces(partial, IMAGES)
         pieces = images.select("part", F.lit(None).cast("binary").alias("bases"), "images")
-        plan = self._plan
+        plan = self.plan
         if plan is not None:
             pieces = pieces.unionByName(self._base_rows(plan))
         return pieces.repartitionById(self.parts.parts, "part")
@@ -239,7 +248,7 @@ class ExecutorMerge:
         key_schema = pa.schema([(f"{_KEY}{n}", field.type) for n, field in enumerate(key_types)])
 
         def base_keys(part: int, rows: pa.Table) -> Iterator[pa.RecordBatch]:
-            _, incomplete = split_partial(_settled(rows, shape))
+            _, incomplete = split_partial(shape.settled(rows))
             keys = _typed_base_keys(incomplete, shape)
             columns = [*keys.columns, pa.repeat(pa.scalar(part, pa.int32()), keys.num_rows)]
             yield from pa.table(columns, schema=key_schema.append(pa.field(_PART, pa.int32()))).to_batches()
@@ -252,7 +261,7 @@ class ExecutorMerge:
                     if len(numbers):
                         yield _piece_of_bases(part, rows.take(numbers))
 
-        wanted = self.parts.map_pieces(base_keys, spark_schema(key_schema.append(pa.field(_PART, pa.int32()))))
+        wanted = self.images.map_pieces(base_keys, spark_schema(key_schema.append(pa.field(_PART, pa.int32()))))
         rows = frame_at(self.parts.session, plan.uri, plan.version)
         columns = [rows[backticked(name)] for name in dict.fromkeys(names.values())]
         # with explicit partitions, because a session on one machine shuffles into two
@@ -279,21 +288,18 @@ def count_nulled_in_parts(parts: FoldedParts, shape: RowShape) -> int:
 
 def _written_rows(images: pa.Table, shape: RowShape) -> pa.Table:
     """Return the complete upserts among folded rows as rows of the target."""
-    complete, _partial = split_partial(_settled(images.filter(pc.equal(images["op"], "u")), shape))
+    complete, _partial = split_partial(shape.settled(images.filter(pc.equal(images["op"], "u"))))
     return _checked(source_rows(complete, shape), shape).drop_columns([OP])
 
 
-def _settled(images: pa.Table, shape: RowShape) -> pa.Table:
-    """Return the images as the rule of the table leaves them; the rule has no expressions."""
-    return images if shape.transform is None else shape.transform.settled(images)
-
-
 def _checked(source: pa.Table, shape: RowShape) -> pa.Table:
-    shape.check_partitions(source)
+    """Return merge source rows after a check of the texts in partition columns, unless expressions come first."""
+    if shape.expressions is None:
+        shape.check_partitions(source)
     return source
 
 
-def _images_and_bases(pieces: Iterator[pa.RecordBatch], plan: BasePlan | None) -> Iterator[tuple[pa.Table, BaseLookup]]:
+def images_and_bases(pieces: Iterator[pa.RecordBatch], plan: BasePlan | None) -> Iterator[tuple[pa.Table, BaseLookup]]:
     """Yield the pieces of images of a part, each with the lookup of the part's base rows."""
     images: list[bytes] = []
     bases: list[bytes] = []

@@ -23,7 +23,7 @@ from cdc.table import Column, TableSchema
 from cdc.target_names import OP_COLUMN, POSITION_COLUMN
 from pipelines.folding.fold import FOLDED_ARROW
 from pipelines.folding.folded_parts import FoldedParts
-from pipelines.sinks.contract import RefusedRow, TableBatch
+from pipelines.sinks.contract import RefusedParts, RefusedRow, TableBatch
 from pipelines.sinks.delta.column_defaults import new_defaults
 from pipelines.sinks.delta.dead_letters import refused_changes
 from pipelines.sinks.delta.delta_target import DeltaTarget
@@ -81,11 +81,17 @@ class History:
         """See MergeStrategy.find_refused."""
         return refused_changes(batch, self._targets.shape(batch.schema), limit)
 
-    def find_refused_in_parts(self, target: DeltaTarget, batch: TableBatch, limit: int) -> pa.Table:  # noqa: ARG002
+    def find_refused_in_parts(
+        self,
+        target: DeltaTarget,  # noqa: ARG002 - the rows of the target refuse nothing
+        batch: TableBatch,
+        limit: int,
+    ) -> RefusedParts:
         """See pipelines.sinks.contract.ExecutorSink.find_refused_in_parts."""
         if batch.parts is None:
-            return FOLDED_ARROW.empty_table()
-        return find_refused_keys(batch.parts, self._targets.shape(batch.schema), limit)
+            return RefusedParts(FOLDED_ARROW.empty_table(), is_complete=True)
+        rows = find_refused_keys(batch.parts, self._targets.shape(batch.schema), limit)
+        return RefusedParts(rows, is_complete=True)
 
 
 def without_earlier_keys(batch: TableBatch, before: TableSchema | None) -> TableBatch:

@@ -24,11 +24,12 @@ from deltalake import DeltaTable
 from cdc.failpoint import hit
 from pipelines.folding.fold import FOLDED_ARROW
 from pipelines.runtime.executor_code import raising_task_errors
-from pipelines.sinks.contract import RefusedRow, TableBatch
+from pipelines.sinks.contract import RefusedParts, RefusedRow, TableBatch
 from pipelines.sinks.delta.column_defaults import new_defaults
 from pipelines.sinks.delta.dead_letters import refused_rows
 from pipelines.sinks.delta.delta_target import ERASED, DeltaTarget, TxnMarker
 from pipelines.sinks.delta.executor_merge import ExecutorMerge
+from pipelines.sinks.delta.executor_refusals import find_refused
 from pipelines.sinks.delta.executor_upsert import ExecutorUpsert
 from pipelines.sinks.delta.merge_source import BaseLookup, frame_source, keyless_source, table_source
 from pipelines.sinks.delta.schema_evolution import ColumnChange, columns_to_drop
@@ -71,7 +72,7 @@ class LatestState:
             elif executors is not None and (upsert := ExecutorUpsert.of(executors, batch.after)) is not None:
                 upsert.write(own_rows, marker)
             else:
-                with raising_task_errors():
+                with raising_task_errors() if executors is None else executors.raising_errors():
                     self._writers.merge(target, source, shape.key, marker, writer)
         hit("delta_after_merge")
 
@@ -87,12 +88,12 @@ class LatestState:
         images, bases = plans.apply_filter(batch.rows, shape), self._bases(target, batch)
         return refused_rows(images, bases, shape, limit, plans.check_partitions)
 
-    def find_refused_in_parts(self, target: DeltaTarget, batch: TableBatch, limit: int) -> pa.Table:
+    def find_refused_in_parts(self, target: DeltaTarget, batch: TableBatch, limit: int) -> RefusedParts:
         """See pipelines.sinks.contract.ExecutorSink.find_refused_in_parts."""
         if batch.parts is None:
-            return FOLDED_ARROW.empty_table()
+            return RefusedParts(FOLDED_ARROW.empty_table(), is_complete=True)
         shape = self._targets.shape(batch.schema)
-        return ExecutorMerge(target, batch.parts, shape, self._bases(target, batch)).find_refused(limit)
+        return find_refused(ExecutorMerge(target, batch.parts, shape, self._bases(target, batch)), limit)
 
     def _bases(self, target: DeltaTarget, batch: TableBatch) -> BaseLookup:
         """Return the lookup that finds base rows for the batch, in the target as it was before the batch's range.

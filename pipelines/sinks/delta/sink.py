@@ -24,7 +24,7 @@ from pyspark.errors import PySparkException
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from cdc.atomic_file import SyncFailed
-from cdc.config import Transform, rule_of
+from cdc.config import rule_of
 from cdc.errors import SinkUnavailable, TargetDamaged, TargetUnusable
 from cdc.failpoint import hit
 from cdc.table import TableSchema
@@ -32,6 +32,7 @@ from pipelines.sinks.contract import (
     DeadLetterSettings,
     ImageMask,
     Published,
+    RefusedParts,
     RefusedRow,
     SchemasAt,
     TableBatch,
@@ -89,7 +90,7 @@ class MergeStrategy(Protocol):
     def find_refused(self, target: DeltaTarget, batch: TableBatch, limit: int) -> list[RefusedRow]:
         """See pipelines.sinks.contract.ParkingSink.find_refused."""
 
-    def find_refused_in_parts(self, target: DeltaTarget, batch: TableBatch, limit: int) -> pa.Table:
+    def find_refused_in_parts(self, target: DeltaTarget, batch: TableBatch, limit: int) -> RefusedParts:
         """See pipelines.sinks.contract.ExecutorSink.find_refused_in_parts."""
 
     def rows_upto(self, target: DeltaTarget) -> int:
@@ -275,8 +276,7 @@ class DeltaSink:
 
     def takes_parts(self, schema: TableSchema) -> bool:
         """See ExecutorSink.takes_parts. Executors write the latest state of a table with a key, and every history, if
-        Spark may write the target. Rules that compute values in Python or SQL, or put several tables into one target,
-        need the driver.
+        Spark may write the target. Rules that put several tables into one target need the driver.
         """
         settings, rule = self._settings, rule_of(schema.topic, self._settings.rules)
         if not self.parts.writers.by_spark:
@@ -287,11 +287,11 @@ class DeltaSink:
                 return False
         elif not schema.key:
             return False
-        if rule is not None and (rule.merge_tables or (rule.transform is not None and needs_driver(rule.transform))):
+        if rule is not None and rule.merge_tables:
             return False
         return settings.writer_of(schema.topic) in {Writer.AUTO, Writer.SPARK}
 
-    def find_refused_in_parts(self, batch: TableBatch, limit: int) -> pa.Table:
+    def find_refused_in_parts(self, batch: TableBatch, limit: int) -> RefusedParts:
         """See ExecutorSink.find_refused_in_parts."""
         targets = self.parts.targets
         with targets.writing(batch.schema):
@@ -306,11 +306,6 @@ class DeltaSink:
         if self._record_table is None:
             raise ValueError(f"sink {self.name!r} is not open")
         return self._record_table
-
-
-def needs_driver(transform: Transform) -> bool:
-    """Return whether a transform computes values that executors do not compute in the merge of a large batch."""
-    return transform.python is not None or transform.needs_spark
 
 
 @contextmanager

@@ -31,6 +31,7 @@ from pipelines.sinks.delta.target_layout import (
 from pipelines.transform.expressions import Expressions, resolve_expressions
 from pipelines.transform.table_transform import TableTransform, rename_columns
 from pipelines.types import Policy
+from pipelines.types.failing_rows import failing_rows
 from pipelines.types.typed_rows import sent_cells, target_schema, typed_rows
 
 if TYPE_CHECKING:
@@ -104,6 +105,26 @@ class RowShape:
         if self.transform is None:
             return typed_rows(images, self.schema, self.policy)
         return self.transform.rows(images, self.policy)
+
+    def settled(self, images: pa.Table) -> pa.Table:
+        """Mark as complete each partial image that has all columns of the target."""
+        return images if self.transform is None else self.transform.settled(images)
+
+    def decidable_rows(self, images: pa.Table) -> tuple[np.ndarray, pa.Table]:
+        """Return the partial images that have all columns which the filter `where` reads: (their numbers, typed rows).
+
+        images: folded rows, as `settled` returns them. An image with a value that its column cannot represent is left
+        out, because the target refuses it.
+        """
+        decides = () if self.expressions is None or self.expressions.where is None else self.expressions.decides
+        number_of = {column_name(column.name): number for number, column in enumerate(self.schema.sent)}
+        needed = [number_of[name] for name in decides if name in number_of]
+        partial = pc.and_(pc.equal(images["op"], "u"), pc.invert(pc.fill_null(images["complete"], fill_value=True)))
+        decidable = partial.to_numpy(zero_copy_only=False) & sent_cells(images, self.schema)[needed].all(axis=0)
+        numbers = np.flatnonzero(decidable)
+        failing = failing_rows(images.take(pa.array(numbers)), self.rows, len(numbers))
+        numbers = np.delete(numbers, list(failing))
+        return numbers, self.rows(images.take(pa.array(numbers)))
 
     def mask_image(self, image: Mapping[int, str | None]) -> dict[int, str | None]:
         """Return a row image without the columns that the target does not have, and with masked values.
@@ -254,25 +275,14 @@ class TablePlans:
         If the filter rejects such an image, the image becomes a delete, which needs no base row. All other rows stay. A
         partial image that has all columns of the target is marked complete.
         """
-        if shape.transform is None:
-            return images
-        images = shape.transform.settled(images)
-        expressions = shape.expressions
+        images, expressions = shape.settled(images), shape.expressions
         if expressions is None or expressions.where is None:
             return images
-        number_of = {column_name(column.name): number for number, column in enumerate(shape.schema.sent)}
-        needed = [number_of[name] for name in expressions.decides if name in number_of]
-        partial = pc.and_(pc.equal(images["op"], "u"), pc.invert(pc.fill_null(images["complete"], fill_value=True)))
-        decidable = partial.to_numpy(zero_copy_only=False) & sent_cells(images, shape.schema)[needed].all(axis=0)
-        if not decidable.any():
+        numbers, rows = shape.decidable_rows(images)
+        if not len(numbers):
             return images
-        numbers = np.flatnonzero(decidable)
-        rows = shape.rows(images.take(pa.array(numbers)))
         rejected = expressions.rejects(rows, self._session()).to_numpy(zero_copy_only=False).astype(bool)
-        deleted = np.zeros(images.num_rows, bool)
-        deleted[numbers[rejected]] = True
-        ops = pc.if_else(pa.array(deleted), "d", images["op"].combine_chunks())
-        return images.set_column(images.column_names.index("op"), "op", ops)
+        return as_deletes(images, numbers[rejected])
 
     def finish_source(self, source: pa.Table, shape: RowShape) -> pa.Table:
         """Return a merge source with the target's columns: computed columns and `_relation` are added.
@@ -297,6 +307,14 @@ class TablePlans:
         if self.spark is None:
             raise SparkAwaited("a rule has expressions: waiting for Spark")
         return self.spark
+
+
+def as_deletes(images: pa.Table, numbers: np.ndarray) -> pa.Table:
+    """Return the folded rows with op `d` in the rows that have these numbers."""
+    deleted = np.zeros(images.num_rows, bool)
+    deleted[numbers] = True
+    ops = pc.if_else(pa.array(deleted), "d", images["op"].combine_chunks())
+    return images.set_column(images.column_names.index("op"), "op", ops)
 
 
 def _columns(

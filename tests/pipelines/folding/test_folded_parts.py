@@ -5,9 +5,21 @@ from __future__ import annotations
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from pipelines.folding.folded_parts import IMAGES, FoldedParts, FoldedTable, collect_images, piece_of_images, pieces_of
+from pipelines.folding.fold import FOLDED_ARROW
+from pipelines.folding.folded_parts import (
+    IMAGES,
+    FoldedParts,
+    FoldedTable,
+    collect_images,
+    divide_in_steps,
+    piece_of_images,
+    pieces_of,
+)
 from pipelines.folding.history_changes import fold_with_history
+from pipelines.folding.key_parts import from_ipc
 from tests.pipelines.fold_model import SINK, Row, log_row, to_arrow
+
+WIDE = "x" * 10_000
 
 
 def folded_parts(spark: SparkSession, rows: list[Row], *, history: bool = False) -> FoldedParts:
@@ -71,3 +83,18 @@ def test_all_changes_of_a_key_are_split_off_or_left_out_up_to_a_position(spark: 
     assert (later.table.rows, later.table.keys) == (2, 1)
     assert later.has_any(lambda read: 7 in read["position"].to_pylist())
     assert not later.has_any(lambda read: 5 in read["position"].to_pylist())
+
+
+def test_no_job_sends_much_more_than_the_bytes_of_a_step() -> None:
+    rows = [{"op": op, "key": [str(number)], "after": [(1, WIDE)]} for number, op in enumerate("uuduuu")]
+    pieces = [piece_of_images(0, pa.Table.from_pylist(own, FOLDED_ARROW)) for own in (rows[:4], rows[4:])]
+    divided = pa.Table.from_batches(list(divide_in_steps(iter(pieces), 2 * len(WIDE))))
+    sent = [from_ipc(stream.as_buffer()) for stream in divided["images"]]
+    sizes: dict[int, int] = {}
+    for step, own in zip(divided["step"].to_pylist(), sent, strict=True):
+        sizes[step] = sizes.get(step, 0) + own.num_rows
+
+    assert pa.concat_tables(sent)["key"].to_pylist() == [row["key"] for row in rows]
+    assert sum(divided["upserts"].to_pylist()) == 5
+    assert len(sizes) >= 3
+    assert max(sizes.values()) <= 3

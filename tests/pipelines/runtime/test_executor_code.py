@@ -148,7 +148,7 @@ class Busy(SinkUnavailable):
 
 def test_the_driver_raises_the_error_of_a_task_from_spark_s_text() -> None:
     with pytest.raises(TaskError) as raised, forwarding_errors():
-        raise Busy("the server\ndoes not answer")
+        raise Busy("the server\ndoes not answer", remedy="start the server")
     text = (
         f"Traceback (most recent call last):\npipelines.runtime.executor_code.TaskError: {raised.value}\n\n\tat org.x"
     )
@@ -157,7 +157,7 @@ def test_the_driver_raises_the_error_of_a_task_from_spark_s_text() -> None:
         raise PySparkException(text)
 
     assert type(error.value) is SinkUnavailable
-    assert error.value.message == "the server does not answer"
+    assert (error.value.message, error.value.fix) == ("the server does not answer", "start the server")
 
 
 def test_an_exception_of_spark_without_an_error_of_a_task_stays_as_it_is() -> None:

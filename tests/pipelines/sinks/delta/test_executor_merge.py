@@ -10,6 +10,7 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
+from cdc.errors import ExecutorPythonUnusable
 from cdc.failpoint import VARIABLE, Abandoned
 from cdc.position import Position
 from tests.pipelines.cold_log import append, log_writer
@@ -114,3 +115,17 @@ def test_a_merge_broadcasts_no_side_of_a_join_because_the_driver_would_collect_i
             loop(spark, Position(end))
 
     assert joins_of_rows_since(spark, before) == {"SortMergeJoin"}
+
+
+def test_a_batch_waits_for_executors_that_cannot_import_the_function_of_a_rule(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "only_on_the_driver.py").write_text("def same(rows):\n    return rows\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    append(log_writer(tmp_path / "log"), [first_copy()[:3]])
+    rules = "[{match: shop.*, transform: {python: 'only_on_the_driver:same'}}]"
+    with (
+        loop_in(tmp_path / "lake", tmp_path / "log", spark, rules=rules) as loop,
+        pytest.raises(ExecutorPythonUnusable, match="function 'only_on_the_driver:same' cannot be imported"),
+    ):
+        loop(spark, Position(100))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 from cdc.config import SinkRule
 from cdc.config.sinks import HistoryMode
@@ -103,3 +105,16 @@ def test_the_mode_of_a_table_chooses_its_strategy(tmp_path: Path, mode: HistoryM
     assert isinstance(strategy, LatestState if latest else History)
     assert strategy.replaced_by_copy == latest
     assert sink.keeps_history(ORDERS) != latest
+
+
+@pytest.mark.usefixtures("with_delta")
+@pytest.mark.parametrize(
+    "transform", [{"where": "id > 1"}, {"computed": {"twice": "id * 2"}}, {"python": "rules:same"}]
+)
+def test_executors_take_large_batches_whatever_the_rule_computes(
+    spark: SparkSession, tmp_path: Path, transform: dict[str, Any]
+) -> None:
+    rules = (SinkRule.model_validate({"match": "shop.*", "transform": transform}),)
+    sink = DeltaSink(replace(settings_in(tmp_path, ALL_SETTINGS[HistoryMode.LATEST]), rules=rules), spark)
+
+    assert sink.takes_parts(ORDERS)
