@@ -80,7 +80,7 @@
     │   │   └── IndexFieldLimitExceeded
     │   ├── IndexMissing            quarantine: an index was deleted on the search server
     │   ├── SearchRequestRefused    quarantine: the search server refuses a request as invalid
-    │   ├── BatchTooLarge           spark.engine is 'here', and a transaction does not fit the apply process
+    │   ├── BatchTooLarge           a transaction does not fit the apply process, which has to fold or write it
     │   ├── TooManyMovedRows        quarantine: more rows moved to another key than a search sink can complete
     │   ├── ExecutorPythonUnusable  exit 3, retried: another version of Python, or a missing package
     │   ├── ExecutorFilesUnusable   exit 3, retried: the driver does not see or may not read what executors write
@@ -838,7 +838,7 @@ class TargetDamaged(TargetUnusable):
 
 
 class BatchTooLarge(SinkError):
-    """A transaction or compacted state needs more memory than the apply process may use, and spark.engine is 'here'."""
+    """A transaction or compacted state needs more memory than the apply process may use for it."""
 
     code = "CDC-3043"
     remedy = "set spark.engine to auto in the definition, and restart the apply process"

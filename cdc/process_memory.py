@@ -1,12 +1,14 @@
-"""Memory of a long-running process: how it is allocated and freed, and how pandas is kept out of it."""
+"""Memory of a process: how much it may use, how it is allocated and freed, and how pandas is kept out of it."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.abc import MetaPathFinder
+from pathlib import Path
 from types import ModuleType
 from typing import Final
 
@@ -26,6 +28,18 @@ THREADS_ARENAS: Final = 2
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 _M_ARENA_MAX: Final = -8
+
+
+def usable_memory(group: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
+    """Return the bytes of memory that this process may use: those of the machine, or of its container.
+
+    group: the file with the limit of the container's control group.
+    """
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        return min(memory, int(group.read_text(encoding="ascii")))
+    except (OSError, ValueError):  # there is no such group, or its limit is `max`
+        return memory
 
 
 def use_system_allocators(*, client_threads: bool = False) -> None:

@@ -20,13 +20,14 @@ engine `here` none does.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Self
 
 from cdc.config import EngineChoice
 from cdc.log.disk_format import LogFile
 from cdc.log.file_selection import MAX_BYTES
+from cdc.process_memory import usable_memory
 
 SMALL: Final = 50_000
 """Maximum rows of a range that this process always takes, whatever its rows are; it folds them in 0.2 s."""
@@ -61,6 +62,12 @@ MICRO_BATCH_BYTES: Final = 2 << 30
 """Maximum bytes of log files of such a micro-batch: at 64 MiB per task, two rounds of sixteen cores.
 
 It is HERE_BYTES if the folded rows of any table come to the driver.
+"""
+
+DRIVER_SHARE: Final = 4
+"""Divisor of the memory that the process may use, for the folded rows of a range that executors send to it.
+
+A merge on the driver has them a second time as typed rows, and a third time while it writes them.
 """
 
 
@@ -109,6 +116,8 @@ class EngineLimits:
     spark_bytes: int = SPARK_BYTES
     micro_batch_rows: int = MICRO_BATCH_ROWS
     micro_batch_bytes: int = MICRO_BATCH_BYTES
+    driver_bytes: int = field(default_factory=lambda: usable_memory() // DRIVER_SHARE)
+    """Maximum bytes of folded rows of a range, as Arrow, that executors send to this process."""
 
     def fits_here(self, batch: RangeSize) -> bool:
         """Return whether the memory of this process is enough to fold the batch."""

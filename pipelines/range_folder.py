@@ -184,7 +184,9 @@ class RangeFolder:
         try:
             folded = folding.fold() if folding.is_divisible else folding.store(self._folded_by_sql(folding))
             parts = {table.relation: folding.parts_of(table) for table in self._left_on_executors(folded, upto)}
-            images = folding.collect([table for table in folded if table.relation not in parts])
+            collected = [table for table in folded if table.relation not in parts]
+            self._check_size(collected, upto)
+            images = folding.collect(collected)
             batch = self._to_batch(images, after)
             controls = control_events(folding.survey.controls)
         except BaseException:
@@ -193,6 +195,20 @@ class RangeFolder:
         if not parts:
             folding.release()
         return replace(batch, controls=controls, parts=parts, release=folding.release)
+
+    def _check_size(self, collected: Sequence[FoldedTable], upto: Position) -> None:
+        """Raise BatchTooLarge if the rows that come to the driver do not fit its memory."""
+        size = sum(table.size for table in collected)
+        if size <= self.limits.driver_bytes:
+            return
+        schemas, largest = self.log.schemas(upto), max(collected, key=attrgetter("size"))
+        topic = schemas[largest.relation].topic if largest.relation in schemas else str(largest.relation)
+        raise BatchTooLarge(
+            f"the range of sink {self._sink!r} up to {upto} has {size:,} bytes of rows that executors do not write, "
+            f"mostly of table {topic!r}, but the apply process may use {self.limits.driver_bytes:,} bytes for them",
+            remedy="restart the apply process where it may use more memory, or let executors write the table: a Delta "
+            "sink with 'writer: auto'",
+        )
 
     def _folded_by_sql(self, folding: ExecutorFold) -> DataFrame:
         """Fold a range in which partial images connect too many keys as a Spark plan; return it as pieces.

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
+
+from cdc.process_memory import usable_memory
 
 LARGE = """
 import numpy as np
@@ -49,3 +52,11 @@ import pandas
 def test_arrays_need_no_pandas_and_spark_still_gets_it() -> None:
     done = subprocess.run([sys.executable, "-c", PANDAS], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_container_may_use_its_limit_and_otherwise_the_machine_counts(tmp_path: Path) -> None:
+    group, machine = tmp_path / "memory.max", usable_memory(tmp_path / "missing")
+    assert machine > 64 << 20
+    for text, usable in (("67108864\n", 64 << 20), ("max\n", machine), (f"{machine * 2}\n", machine)):
+        group.write_text(text)
+        assert usable_memory(group) == usable

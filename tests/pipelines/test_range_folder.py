@@ -9,6 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from cdc.config import EngineChoice
+from cdc.errors import BatchTooLarge
 from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter
 from cdc.log_row import LOG_SCHEMA
@@ -69,6 +70,18 @@ def test_a_large_range_is_folded_in_spark_within_its_ends(spark: SparkSession, r
     here = folding(root, HERE_BYTES)(None, Position(10), LARGE).images
     assert here.num_rows == images.num_rows
     assert latest(here) == latest(images)
+
+
+def test_rows_that_do_not_fit_the_driver_are_refused_before_they_come_to_it(spark: SparkSession, root: Path) -> None:
+    fold = folding(root)
+    fold.limits = EngineLimits(here_bytes=0, driver_bytes=1_000)
+    stored = len(spark.sparkContext._jsc.getPersistentRDDs())
+    with pytest.raises(BatchTooLarge, match="bytes of rows that executors do not write, mostly of table"):
+        fold(spark, Position(10), LARGE)
+    assert len(spark.sparkContext._jsc.getPersistentRDDs()) == stored
+
+    fold.limits = EngineLimits(here_bytes=0, driver_bytes=10_000)
+    assert fold(spark, Position(10), LARGE).images.num_rows == 100
 
 
 def test_a_large_range_is_for_spark_if_too_many_rows_are_in_files_with_partial_images(root: Path) -> None:
