@@ -15,8 +15,15 @@ def test_the_tasks_end_without_an_error(spark: SparkSession) -> None:
     before = queries.executionsCount()
     thread = warm_executors(spark)
     until(lambda: not thread.is_alive(), "the tasks end")
-    (query,) = (queries.executionsList().apply(number) for number in range(before, queries.executionsCount()))
-    assert (query.errorMessage().get(), query.completionTime().isDefined()) == ("", True)
+
+    def errors() -> list[str] | None:
+        """Those of the queries; None while Spark, which counts in another thread, knows none that has ended."""
+        own = [queries.executionsList().apply(number) for number in range(before, queries.executionsCount())]
+        if not own or not all(query.completionTime().isDefined() for query in own):
+            return None
+        return [query.errorMessage().get() for query in own]
+
+    assert until(errors, "a query has ended") == [""]
 
 
 @pytest.mark.parametrize(
