@@ -49,8 +49,11 @@ from pipelines.folding.key_parts import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-SPLIT_BYTES: Final = 8 << 20
-"""Approximate log bytes that one Spark task reads; with small tasks, the last task ends soon after the others."""
+SPLIT_BYTES: Final = 16 << 20
+"""Approximate log bytes that one Spark task reads: a second of work on a core.
+
+With small tasks, the last one ends soon after the others. But each task costs a fifth of a second whatever it reads.
+"""
 PART_ROWS: Final = 500_000
 """Approximate log rows of one part; folding them takes a worker half a second and several hundred bytes per row."""
 HISTORY_PART_ROWS: Final = 150_000
@@ -104,7 +107,7 @@ class LogRange:
         """Yield the rows of some files that are for the sink, with the given columns and `address`."""
         for file in files:
             for rows in stream_file(file, self.after, self.upto, columns, self.tables):
-                yield rows.filter(addressed_to(rows["address"], self.sink))
+                yield filter_rows(rows, addressed_to(rows["address"], self.sink))
 
     def has_control(self, file: LogFile) -> bool:
         """Return whether a file has control rows, of any table; reads little of it."""
@@ -115,7 +118,7 @@ class LogRange:
         """Yield the row images of some files that a fold needs, in tables of about READ_ROWS rows."""
         read: list[pa.Table] = []
         for rows in self.read(files, _FOLDED):
-            images = rows.filter(pc.is_in(rows["op"], _ROWS))
+            images = filter_rows(rows, pc.is_in(rows["op"], _ROWS))
             if self.only_kept:
                 images = images.filter(pc.is_in(images["relation"], pa.array(sorted(self.kept), pa.int64())))
             single = self.is_single(images)
@@ -339,7 +342,10 @@ def _of_relations(rows: pa.Table, relations: AbstractSet[int]) -> pa.Table:
 def _without_needless_images(images: pa.Table, single: pa.ChunkedArray) -> pa.Table:
     """Return the rows with `before` only in tables without a key, and in single deletes: nothing else reads it."""
     is_read = pc.or_(pc.is_null(images["key"]), pc.and_(single, pc.equal(images["op"], Operation.DELETE.value)))
-    before = pc.if_else(is_read, images["before"], pa.scalar(None, images["before"].type))
+    if pc.any(is_read, min_count=0).as_py():
+        before = pc.if_else(is_read, images["before"], pa.scalar(None, images["before"].type))
+    else:  # the usual case; `if_else` of maps takes longer than anything else here
+        before = pa.nulls(images.num_rows, images["before"].type)
     return images.set_column(images.column_names.index("before"), LOG_SCHEMA.field("before"), before)
 
 
