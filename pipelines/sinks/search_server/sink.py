@@ -25,7 +25,16 @@ from cdc.stores.search_server.index_names import number_of
 from cdc.stores.search_server.sink_state import PublishedState, published_indexes
 from cdc.table import TableSchema
 from pipelines.folding.fold import FOLDED_ARROW
-from pipelines.sinks.contract import NONE_PARKED, Published, RefusedRow, SchemasAt, TableBatch, TableRecord, no_schemas
+from pipelines.sinks.contract import (
+    NONE_PARKED,
+    Published,
+    RefusedParts,
+    RefusedRow,
+    SchemasAt,
+    TableBatch,
+    TableRecord,
+    no_schemas,
+)
 from pipelines.sinks.record_after_batch import WHOLE, applied_state, is_done, key_required
 from pipelines.sinks.search.document_shape import DocumentShapes
 from pipelines.sinks.search_server.document_lines import TableIndex
@@ -141,16 +150,17 @@ class SearchServerSink:
         """See ExecutorSink.takes_parts. Executors write every table that the sink does not refuse."""
         return bool(schema.key)
 
-    def find_refused_in_parts(self, batch: TableBatch, limit: int) -> pa.Table:
+    def find_refused_in_parts(self, batch: TableBatch, limit: int) -> RefusedParts:
         """See ExecutorSink.find_refused_in_parts; as `find_refused`, this method writes the other rows."""
         if batch.parts is None:
-            return FOLDED_ARROW.empty_table()
+            return RefusedParts(FOLDED_ARROW.empty_table(), is_complete=True)
         table = self._index(batch)
         if batch.rows is not None:
             # executors may replace the documents that complete the rows on the driver, which are written later
             self._connection().rows.store_bases(self._plan(batch, batch.rows, table))
         with self._writing_by_executors(replace(batch, rows=None), batch.parts, table) as (writer, moved):
-            return writer.refused(batch.parts, moved, limit)
+            rows = writer.refused(batch.parts, moved, limit)
+        return RefusedParts(rows, is_complete=rows.num_rows <= limit)
 
     def apply(self, batch: TableBatch) -> TableRecord:
         """Write the documents of a batch of one table, and return the table's new record.

@@ -209,7 +209,7 @@ def test_no_row_of_the_batch_is_sent_to_the_driver(
     try:
         with pytest.raises(Py4JJavaError, match="maxResultSize"):
             frame.toArrow()
-        assert sink.find_refused_in_parts(whole, 10).num_rows == 0
+        assert sink.find_refused_in_parts(whole, 10).rows.num_rows == 0
         record = sink.apply(whole)
     finally:
         conf.remove("spark.driver.maxResultSize")
@@ -225,8 +225,9 @@ def test_not_many_more_refused_rows_than_the_caller_wants_come_to_the_driver(
     rows = [put(number, "no date", 10 + number) for number in range(20)] + [put(90, "2026-01-01", 50)]
     whole = as_parts(spark, batch(rows, 0, 60))
 
-    assert sink.find_refused_in_parts(whole, 5).num_rows == 6
-    refused = sink.find_refused_in_parts(whole, 20)
+    first, every = (sink.find_refused_in_parts(whole, limit) for limit in (5, 20))
+    assert (first.rows.num_rows, first.is_complete, every.is_complete) == (6, False, True)
+    refused = every.rows
     assert sorted(key for (key,) in refused["key"].to_pylist()) == sorted(map(str, range(20)))
     assert refused.schema == FOLDED_ARROW
 
@@ -240,7 +241,7 @@ def test_a_row_on_the_driver_is_completed_from_the_document_that_executors_repla
     moved = folded([part(2, 31, {3: "2.00"}, base=("1",))])
     whole = replace(as_parts(spark, batch([put(1, "another row", 32)], 20, 40)), rows=moved)
 
-    assert sink.find_refused_in_parts(whole, 10).num_rows == 0
+    assert sink.find_refused_in_parts(whole, 10).rows.num_rows == 0
     assert sink.find_refused(whole, 10) == []
     record = applied(sink, [whole])
 
