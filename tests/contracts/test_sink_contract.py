@@ -40,14 +40,13 @@ from tests.contracts.sink_stores import (
     publish,
     store_under,
 )
-from tests.fixtures.spark import interpreting
 
 COPYING = replace(ORDERS, state=TableState.SNAPSHOTTING)
 
 
 @pytest.fixture(params=[*KINDS, pytest.param(EXECUTORS, marks=pytest.mark.slow)])
 def store(request) -> Store:
-    return store_under(request, interpreting(request.getfixturevalue("spark")) if "spark" in request.param else None)
+    return store_under(request, request.getfixturevalue("spark") if "spark" in request.param else None)
 
 
 @BOTH_WAYS

@@ -31,6 +31,7 @@ from pipelines.sink_factory import build_sink, keeps_history
 from pipelines.sink_loop import SinkLoop
 from pipelines.sinks.contract import Sink
 from tests.fixtures.catalog import put_catalog
+from tests.fixtures.spark import compiling
 from tests.log.rows import schema_of
 from tests.pipelines.cold_log import SPREAD, append, log_writer, transactions
 from tests.pipelines.fold_model import PLAIN, Row, Source, log_row
@@ -175,7 +176,7 @@ RULES = {
 
 def run_both_ways(spark: SparkSession, seed: int, rules: str) -> None:
     """Apply a random log both ways, batch by batch, and compare all results."""
-    random = Random(seed)
+    random, spark = Random(seed), compiling(spark)
     with TemporaryDirectory() as root:
         folder, log = Path(root), Path(root, "log")
         writer, waiting = log_writer(log), random_log(random)

@@ -14,6 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from cdc.table import TableSchema
+from tests.fixtures.spark import compiling
 from tests.pipelines.views.duckdb_rows import comparable, rows_by_duckdb, typed
 from tests.pipelines.views.view_pipeline import SOURCE, Change, Values, ViewPipeline, table_of
 from tests.view_sql.random_joins import COLUMNS, TYPES, random_join_view, random_value
@@ -51,7 +52,7 @@ class JoinedTables:
             f"shop.v_{number}": {"name": f"shop.v_{number}", "key": list(key), "sql": sql}
             for number, (sql, key) in enumerate(written)
         }
-        self.pipeline = ViewPipeline(folder, spark.newSession(), _tables(), list(self.views.values()))
+        self.pipeline = ViewPipeline(folder, compiling(spark), _tables(), list(self.views.values()))
         self.pipeline.engine.patience = _LONGEST_COMPUTATION
         self.write(*(self._change(topic, number) for topic in COLUMNS for number in range(_IDS)))
 

@@ -15,7 +15,6 @@ from pyspark.sql import SparkSession
 
 from cdc import failpoint
 from cdc.table import TableSchema
-from tests.fixtures.spark import interpreting
 from tests.pipelines.views.duckdb_rows import comparable, rows_by_duckdb, typed
 from tests.pipelines.views.view_pipeline import SOURCE, Change, Values, ViewPipeline, table_of
 from tests.view_sql.random_views import COLUMNS, random_view
@@ -45,7 +44,7 @@ class Scenario:
     def __init__(self, folder: Path, spark: SparkSession, seed: int) -> None:
         self.random = Random(seed)
         self.views = {view["name"]: view for view in views(self.random)}
-        self.pipeline = ViewPipeline(folder, interpreting(spark), tables(), list(self.views.values()))
+        self.pipeline = ViewPipeline(folder, spark.newSession(), tables(), list(self.views.values()))
         self._renamed: TableSchema | None = None
         """The version of a table before one of its columns was renamed."""
 

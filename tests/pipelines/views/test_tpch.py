@@ -9,7 +9,6 @@ import pytest
 from pyspark.sql import SparkSession
 
 from cdc.view_sql.view_query import queries_of
-from tests.fixtures.spark import interpreting
 from tests.pipelines.views import tpch
 from tests.pipelines.views.duckdb_rows import comparable, rows_by_duckdb, typed
 from tests.pipelines.views.view_pipeline import ViewPipeline
@@ -27,7 +26,7 @@ def assert_equal(pipeline: ViewPipeline) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_views_of_tpch_equal_the_answers_of_duckdb(tmp_path: Path, spark: SparkSession, seed: int) -> None:
     random = Random(seed)
-    pipeline = ViewPipeline(tmp_path / "tpch", interpreting(spark), tpch.TABLES, list(tpch.VIEWS.values()))
+    pipeline = ViewPipeline(tmp_path / "tpch", spark.newSession(), tpch.TABLES, list(tpch.VIEWS.values()))
     try:
         assert all(query.only_refresh is None for query in queries_of(pipeline.definition.views).values())
         pipeline.write(*tpch.filled(random))

@@ -22,7 +22,6 @@ from cdc import failpoint
 from cdc.stores.published_record import Published
 from cdc.table import TableState
 from pipelines.views.view_computation import ComputationLimits
-from tests.fixtures.spark import interpreting
 from tests.fixtures.waiting import PATIENCE, until
 from tests.pipelines.views.shop_tables import ITEMS, ORDERS, TABLES
 from tests.pipelines.views.view_pipeline import SOURCE, Values, ViewPipeline
@@ -60,7 +59,7 @@ RANKS: Final[dict[str, Any]] = {
 
 @contextmanager
 def opened(folder: Path, spark: SparkSession, *views: dict[str, Any]) -> Iterator[ViewPipeline]:
-    shop = ViewPipeline(folder, interpreting(spark), TABLES.values(), views)
+    shop = ViewPipeline(folder, spark.newSession(), TABLES.values(), views)
     try:
         yield shop
     finally:

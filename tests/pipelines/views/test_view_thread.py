@@ -15,6 +15,7 @@ from pipelines.views.view_computation import ViewComputation
 from pipelines.views.view_inputs import ViewInputs
 from pipelines.views.view_thread import POOL, ViewThread
 from tests.fixtures.one_table_lake import OneTableLake
+from tests.fixtures.spark import compiling
 from tests.fixtures.waiting import until
 
 ENDLESS = "SELECT count(*) AS n FROM range(0, 1000000000000, 1, 2) WHERE hash(id) = 0"
@@ -35,7 +36,7 @@ class Computing:
 
 @pytest.fixture(name="thread")
 def _thread(spark: SparkSession, tmp_path: Path) -> Iterator[ViewThread]:
-    made = ViewThread(spark.newSession(), OneTableLake(tmp_path).definition)
+    made = ViewThread(compiling(spark), OneTableLake(tmp_path).definition)
     yield made
     made.close()
 
@@ -84,7 +85,7 @@ def test_closing_it_ends_its_job(thread: ViewThread, spark: SparkSession) -> Non
 def test_a_short_computation_does_not_wait_for_a_long_one(
     thread: ViewThread, spark: SparkSession, tmp_path: Path
 ) -> None:
-    other = ViewThread(spark.newSession(), OneTableLake(tmp_path / "other").definition)
+    other = ViewThread(compiling(spark), OneTableLake(tmp_path / "other").definition)
     started(thread, lambda inputs: inputs.rows(ENDLESS.replace("1, 2", "1, 2000")))
     tracker = spark.sparkContext.statusTracker()
 
