@@ -163,6 +163,7 @@ def test_auto_gives_a_cluster_a_backlog_as_one_micro_batch_and_small_ranges_stay
     cores = ClusterCores(started, "spark://elsewhere:7077")
     with running(shop, EngineChoice.AUTO, started, limits=SMALL_BATCHES, cores=cores) as run:
         run.apply_to(END)
+        until(lambda: run.step() is State.DIRECT, "no query runs, whose batch would be counted later")
         here, spark_batches = run.batches
         last = append_backlog(shop, END + 1)
         run.apply_to(last)

@@ -22,7 +22,7 @@ from cdc import failpoint
 from cdc.stores.published_record import Published
 from cdc.table import TableState
 from pipelines.views.view_computation import ComputationLimits
-from tests.fixtures.waiting import PATIENCE, until
+from tests.fixtures.waiting import until
 from tests.pipelines.views.shop_tables import ITEMS, ORDERS, TABLES
 from tests.pipelines.views.view_pipeline import SOURCE, Values, ViewPipeline
 
@@ -192,28 +192,39 @@ def caught_up(shop: ViewPipeline, record: Published, *views: dict[str, Any]) -> 
         assert shop.rows(view["name"]) == expected(shop, view)
 
 
+@contextmanager
+def held_back(shop: ViewPipeline, view: str) -> Iterator[None]:
+    """Let no slice of a view go on until the block ends, however long that takes."""
+    goes_on = Event()
+    shop.engine.on_slice = lambda computed, _: computed == view and goes_on.wait()  # type: ignore[assignment, return-value]
+    try:
+        yield
+    finally:
+        goes_on.set()
+
+
 def test_other_views_go_on_while_the_computation_of_one_takes_long(tmp_path: Path, spark: SparkSession) -> None:
     with opened(tmp_path / "shop", spark, TOTALS, BY_DAY) as shop:
         filled(shop)
         shop.compute()
         before, began = shop.rows("shop.v_totals"), shop.engine.oldest_cut
-        goes_on = Event()
-        shop.engine.limits, shop.engine.patience = ComputationLimits(keys_at_once=2), 0.0
-        shop.engine.on_slice = lambda view, _: view == "shop.v_totals" and goes_on.wait(PATIENCE)  # type: ignore[assignment, return-value]
-        shop.write(("shop.customers", "u", ("1", "A")), ("shop.customers", "u", ("2", "B")))
-        shop.engine.advance(shop.publish(), SOURCE)
-        for quantity in ("30", "40"):
-            shop.write(("shop.items", "u", ("1", "1", "sku1", quantity, "2.50")), ("shop.orders", "d", (quantity[0],)))
-            record = shop.publish()
-            shop.engine.advance(record, SOURCE)
-            caught_up(shop, record, BY_DAY)
-            assert shop.rows("shop.v_totals") == before
-        figures = shop.engine.figures["shop.v_totals"]
-        assert (figures.state, figures.work.mode) == ("behind", "")
-        assert shop.engine.oldest_cut == figures.position == began < shop.views.computed_from.cut
-        assert began in shop.engine.cuts_in_use
+        with held_back(shop, "shop.v_totals"):
+            shop.engine.limits, shop.engine.patience = ComputationLimits(keys_at_once=2), 0.0
+            shop.write(("shop.customers", "u", ("1", "A")), ("shop.customers", "u", ("2", "B")))
+            shop.engine.advance(shop.publish(), SOURCE)
+            for quantity in ("30", "40"):
+                shop.write(
+                    ("shop.items", "u", ("1", "1", "sku1", quantity, "2.50")), ("shop.orders", "d", (quantity[0],))
+                )
+                record = shop.publish()
+                shop.engine.advance(record, SOURCE)
+                caught_up(shop, record, BY_DAY)
+                assert shop.rows("shop.v_totals") == before
+            figures = shop.engine.figures["shop.v_totals"]
+            assert (figures.state, figures.work.mode) == ("behind", "")
+            assert shop.engine.oldest_cut == figures.position == began < shop.views.computed_from.cut
+            assert began in shop.engine.cuts_in_use
 
-        goes_on.set()
         caught_up(shop, record, BY_DAY, TOTALS)
         assert shop.views.computed_from.cut == record.position < shop.views.position < record.position + 8
         assert {figures.state for figures in shop.engine.figures.values()} == {"live"}

@@ -30,10 +30,11 @@ from pipelines.views.log_of_views import LogOfViews
 from pipelines.views.view_engine import ViewEngine
 from pipelines.views.view_worker import open_log_of_views
 from tests.fixtures.catalog import put_catalog
-from tests.fixtures.waiting import PATIENCE
 from tests.log.rows import IDENTITY, LIMITS, info, row, schema_of, table
 
 SOURCE: Final = CommitSource(1, "7000", 1)
+ANY_TIME: Final = 3_600.0
+"""Seconds for which a step waits for its computations, on a machine that is busy: longer than a test may take."""
 Values = tuple[str | None, ...]
 """The texts of a row, in the order of the columns."""
 Key = tuple[str, ...]
@@ -136,7 +137,7 @@ class ViewPipeline:
         sink = self.definition.sink_of_view_inputs
         assert sink is not None
         self.engine = ViewEngine(self.definition.views, sink, self.views, change_log, self._session)
-        self.engine.patience = PATIENCE
+        self.engine.patience = ANY_TIME
 
     def close(self) -> None:
         self.engine.close()
