@@ -119,7 +119,7 @@ BROUGHT_TO_DRIVER = {
     "pipelines/submitted/copy_chunks.py": "names, sizes and checksums of files",
     "pipelines/transform/expressions.py": "rows that the driver has sent to be computed",
     "pipelines/views/large_build.py": "names of files",
-    "pipelines/views/view_columns.py": "the rows of a view's step, which the step limits",
+    "pipelines/views/view_columns.py": "rows of a view, keys of a step: ComputationLimits says how many",
 }
 """What these calls bring, by module: no other module moves rows from the executors to the driver."""
 

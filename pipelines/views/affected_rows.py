@@ -10,8 +10,9 @@ keys without Spark, a step runs one query of Spark instead of two.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
@@ -23,6 +24,9 @@ from pipelines.sinks.delta.table_version import RowsNotReadable, TableVersion
 from pipelines.views.followed_inputs import FollowedInputs, opened
 from pipelines.views.needed_rows import ChangedRows, NeededRows, RowsOfCuts
 from pipelines.views.view_inputs import OWN_COLUMNS, CutNames, ViewInputs
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 KEYS_AT_ONCE: Final = 50_000
 """Maximum number of affected keys whose rows are computed at once."""
@@ -47,13 +51,26 @@ class AffectedRows:
     ) -> None:
         self._query, self._inputs, self._changed, self._keys_at_once = query, inputs, changed, keys_at_once
         self._few = _FewRows.of(query, inputs.followed, changed)
+        self._keys: pa.Table | None = None
         self.number = 0
         """Number of the affected keys."""
 
+    def find_keys(self, most: int) -> bool:
+        """Find the affected keys; return False, and have none of them on the driver, if there are more than `most`."""
+        found = self._affected_keys_of_few()
+        if found is None:
+            found = self._inputs.rows(self._query_of_keys(), limit=most + 1)
+        self.number = found.num_rows
+        self._keys = None if self.number > most else found
+        return self._keys is not None
+
     def pairs(self) -> Iterator[tuple[pa.Table, pa.Table]]:
-        """Yield the rows of some affected keys before and after the changes, until all are done."""
-        keys = self._affected_keys()
-        self.number = keys.num_rows
+        """Yield the rows of some affected keys before and after the changes, until all are done.
+
+        `find_keys` has found the keys.
+        """
+        keys = self._keys
+        assert keys is not None  # noqa: S101 - they were found
         for first in range(0, keys.num_rows, self._keys_at_once):
             some = keys.slice(first, self._keys_at_once)
             self._inputs.register_table(some, _KEYS)
@@ -61,18 +78,39 @@ class AffectedRows:
             before, after = (self._query.of_keys(named, _KEYS) for named in (names.before, names.after))
             yield self._inputs.both(before, after, are_few=names.are_few)
 
-    def _affected_keys(self) -> pa.Table:
-        if self._few is not None:
-            try:
-                found = self._few.needed().affected_keys(self._query.key)
-            except RowsNotReadable:
-                self._few = None
-            else:
-                if found is not None:
-                    return found
-        return self._affected_keys_by_spark()
+    @contextmanager
+    def results(self) -> Iterator[tuple[DataFrame, DataFrame]]:
+        """Yield the rows of all affected keys before and after the changes, which executors compute.
 
-    def _affected_keys_by_spark(self) -> pa.Table:
+        Executors keep the keys until the block ends.
+        """
+        from pyspark import StorageLevel
+
+        session = self._inputs.session
+        keys = session.sql(self._query_of_keys()).persist(StorageLevel.DISK_ONLY)
+        try:
+            with self._inputs.reading():
+                self.number = keys.count()
+            keys.createOrReplaceTempView(_KEYS)
+            names = self._whole_tables()
+            yield (
+                session.sql(self._query.of_keys(names.before, _KEYS)),
+                session.sql(self._query.of_keys(names.after, _KEYS)),
+            )
+        finally:
+            keys.unpersist()
+
+    def _affected_keys_of_few(self) -> pa.Table | None:
+        """Return the affected keys if the driver finds them from few rows."""
+        if self._few is None:
+            return None
+        try:
+            return self._few.needed().affected_keys(self._query.key)
+        except RowsNotReadable:
+            self._few = None
+            return None
+
+    def _query_of_keys(self) -> str:
         queries, at_cuts = [], self._names_for_changes()
         for number, topic in enumerate(sorted(self._changed.keys)):
             cuts = []
@@ -85,7 +123,7 @@ class AffectedRows:
                     self._inputs.register_table(_shown(change.old if side == "a" else change.new), changed)
                 cuts.append(InputsAtCut(names, changed))
             queries.append(self._query.affected_keys(topic, *cuts))
-        return self._inputs.rows(" UNION ".join(f"({one})" for one in queries))
+        return " UNION ".join(f"({query})" for query in queries)
 
     def _names_for_changes(self) -> CutNames:
         if self._few is not None:

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from cdc.failpoint import hit
 from cdc.log.bucket_files import Root, remove_folder
 from cdc.log.computed_views import ComputedFrom
-from cdc.log.disk_format import CommitSource, LogIdentity
+from cdc.log.disk_format import CommitSource, LogFile, LogIdentity
 from cdc.log.file_selection import TableSelection
 from cdc.log.reader import LogReader
 from cdc.log.rows_at_position import RowsAtPosition
@@ -56,6 +56,17 @@ class LogAsOf:
     def rows(self, schema: TableSchema) -> pa.Table:
         """Return the rows of a view, with the columns `key` and `after`."""
         return rows_of_view(LogReader(self.root), schema, self.position)
+
+    def files(self, schema: TableSchema) -> tuple[LogFile, ...]:
+        """Return the files with all changes of a view."""
+        if not self.position:
+            return ()
+        only = TableSelection(relations=(schema.relation, schema.relation))
+        return tuple(only.narrowed(LogReader(self.root).files(Position(0), self.position)))
+
+    def row_count(self, schema: TableSchema) -> int:
+        """Return the number of rows of the files with the changes of a view, which has no more rows than that."""
+        return sum(file.rows for file in self.files(schema))
 
 
 class LogOfViews:

@@ -27,7 +27,7 @@ from pipelines.runtime.query_checks import changes_with_time, float_aggregates
 from pipelines.views.affected_rows import KEYS_AT_ONCE, AffectedRows, ChangedInputs
 from pipelines.views.changed_rows import CHANGED_ROWS, all_new, check_key, differences
 from pipelines.views.kept_rows import check_time, old_rows, view_rows
-from pipelines.views.large_build import LARGE, LargeBuild, have_rows
+from pipelines.views.large_build import LargeBuild, LargeBuilder, count_rows, number_of_parts
 from pipelines.views.log_of_views import LogAsOf, ViewCommit
 from pipelines.views.row_buffer import RowBuffer
 from pipelines.views.view_columns import result_fields, view_schema
@@ -38,6 +38,14 @@ if TYPE_CHECKING:
 
 INCREMENTAL: Final = "incremental"
 WHOLE: Final = "whole"
+LARGE: Final = 2_000_000
+"""`ComputationLimits.large`: for fewer rows, Python takes too long to start on executors. The driver has the rows of
+smaller views, as typed columns and as texts, and those that the log has of them.
+"""
+MOST_KEYS: Final = 500_000
+"""`ComputationLimits.keys`: ten slices. For more, a query of each slice over whole tables takes longer than one query
+of all keys, and the keys would need memory of the driver.
+"""
 _SUMS: Final = frozenset({"sum", "try_sum", "avg", "mean", "try_avg"})
 _EXACT: Final = "let the aggregate add exact numbers, as sum(CAST(x AS DECIMAL(38, 9))) does"
 _WITHOUT: Final = "leave the aggregate out, and let readers compute it from counts and from sums of DECIMAL values"
@@ -72,8 +80,10 @@ class ComputationLimits:
 
     keys_at_once: int = KEYS_AT_ONCE
     """Maximum number of affected keys in one slice."""
+    keys: int = MOST_KEYS
+    """Maximum number of affected keys of a step that come to the driver; executors compute a step with more."""
     large: int = LARGE
-    """Number of rows of its inputs from which executors build a view."""
+    """Number of rows, of its inputs, of its result, or in its log, from which executors compute a whole view."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +122,7 @@ class ViewComputation:
         self.is_stopped = Event()
         """Set when nobody waits for the result any more."""
         self._rows = RowBuffer(CHANGED_ROWS)
-        self._built: LargeBuild | None = None
+        self._built: list[LargeBuild] = []
         self._schema = task.known
         """The version of the view whose rows are computed."""
 
@@ -125,7 +135,7 @@ class ViewComputation:
         try:
             self._compute(inputs)
         except BaseException:
-            self._rows.clear()
+            self.discard()
             raise
         if self.work.mode:
             self.work.seconds = time.monotonic() - began
@@ -137,7 +147,7 @@ class ViewComputation:
         is_new = schema != task.known
         if is_new:
             commit.add_version(schema)
-        for rows in chain(self._rows.take(), map(all_new, self._built.take() if self._built else ())):
+        for rows in chain(self._rows.take(), *(build.take() for build in self._built)):
             commit.add_rows(schema, rows)
         if is_new:
             commit.end_build(schema)
@@ -146,8 +156,8 @@ class ViewComputation:
     def discard(self) -> None:
         """Forget the changes."""
         self._rows.clear()
-        if self._built is not None:
-            self._built.remove()
+        while self._built:
+            self._built.pop().remove()
 
     def _compute(self, inputs: ViewInputs) -> None:
         """Compute the changes from the changed rows of the inputs, or of the whole view where that is not possible."""
@@ -158,7 +168,7 @@ class ViewComputation:
                 return
             except InputRemoved as exc:
                 log.warning("old rows were removed: the whole view is computed", view=view, reason=str(exc))
-                self._rows.clear()
+                self.discard()
         try:
             self._compute_whole(inputs)
         except InputRemoved as exc:
@@ -174,12 +184,31 @@ class ViewComputation:
         result = inputs.session.sql(sql)
         _refuse_changing_results(task.view.name, result)
         self._schema = schema = self._new_version(result_fields(task.view.name, result.schema))
-        if schema != task.known and have_rows(task.result.inputs.values(), task.limits.large):
-            with inputs.reading():
-                self._built = LargeBuild.of(result, schema, floor, task.log.root)
+        is_first, limit = schema != task.known, task.limits.large
+        rows_of_inputs = count_rows(task.result.inputs.values())
+        if rows_of_inputs is not None and max(rows_of_inputs, task.log.row_count(schema)) < limit:
+            found = inputs.rows(sql, limit)
+            if found.num_rows < limit:
+                rows = _unique_rows(found, schema, floor)
+                self._rows.add(all_new(rows) if is_first else differences(task.log.rows(schema), rows))
+                return
+        builder = self._builder(inputs, schema)
+        with inputs.reading():
+            self._built.append(builder.all_new(result) if is_first else builder.differences_from_log(result))
+
+    def _builder(self, inputs: ViewInputs, schema: TableSchema) -> LargeBuilder:
+        """Return what computes changes of the view by executors."""
+        task, session = self.task, inputs.session
+        parts = number_of_parts(session, count_rows(task.result.inputs.values()), task.log.row_count(schema))
+        return LargeBuilder(session, schema, task.result.floor, task.log, parts)
+
+    def _remove_old(self, inputs: ViewInputs, known: TableSchema, floor: int) -> None:
+        """Delete the rows that the log has of the view, and that are old now."""
+        if self.task.log.row_count(known) >= self.task.limits.large:
+            self._built.append(self._builder(inputs, known).removed_from_log(floor))
             return
-        rows = _unique_rows(inputs.rows(sql), schema, floor)
-        self._rows.add(differences(task.log.rows(schema), rows) if schema == task.known else all_new(rows))
+        in_log = self.task.log.rows(known)
+        self._rows.add(differences(old_rows(in_log, known, floor), in_log.slice(0, 0)))
 
     def _compute_changes(self, changes: Mapping[str, pa.Array], inputs: ViewInputs) -> None:
         """Compute the rows of the affected keys at both cuts, and their differences."""
@@ -187,8 +216,7 @@ class ViewComputation:
         known, earlier, floor = task.known, task.earlier, task.result.floor
         assert known is not None and earlier is not None  # noqa: PT018, S101 - their changes are computed
         if floor is not None and floor != earlier.floor:
-            in_log = task.log.rows(known)
-            self._rows.add(differences(old_rows(in_log, known, floor), in_log.slice(0, 0)))
+            self._remove_old(inputs, known, floor)
         if not changes:
             return
         work.mode = INCREMENTAL
@@ -197,17 +225,31 @@ class ViewComputation:
         affected = AffectedRows(
             task.query, inputs, ChangedInputs(earlier.inputs, task.result.inputs, keys), task.limits.keys_at_once
         )
+        if not affected.find_keys(task.limits.keys):
+            self._compute_large_step(affected, inputs, known)
+            return
         for number, (old, new) in enumerate(affected.pairs(), 1):
             if self.is_stopped.is_set():
                 raise ComputationStopped
-            if self._new_version(new.schema) != known:
-                raise ViewFailed(f"the columns of view {task.view.name!r} changed with those of its tables")
+            self._check_columns(new.schema, known)
             self._rows.add(differences(_unique_rows(old, known, floor), _unique_rows(new, known, floor)))
             work.affected_keys = min(number * task.limits.keys_at_once, affected.number)
             keys_left = affected.number - work.affected_keys
             work.keys_left = keys_left
             work.seconds_left = (time.monotonic() - began) / work.affected_keys * keys_left
             task.on_slice(task.view.name, work)
+
+    def _compute_large_step(self, affected: AffectedRows, inputs: ViewInputs, known: TableSchema) -> None:
+        """Compute the rows of all affected keys and their differences by executors."""
+        with affected.results() as (old, new), inputs.reading():
+            self._check_columns(result_fields(self.task.view.name, new.schema), known)
+            self._built.append(self._builder(inputs, known).differences(old, new))
+        self.work.affected_keys, self.work.keys_left, self.work.seconds_left = affected.number, 0, 0.0
+        self.task.on_slice(self.task.view.name, self.work)
+
+    def _check_columns(self, fields: pa.Schema, known: TableSchema) -> None:
+        if self._new_version(fields) != known:
+            raise ViewFailed(f"the columns of view {self.task.view.name!r} changed with those of its tables")
 
     def _new_version(self, fields: pa.Schema) -> TableSchema:
         view = self.task.view

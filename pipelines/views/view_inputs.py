@@ -116,10 +116,11 @@ class ViewInputs:
         """Create the temporary view `name` of these rows."""
         frame_of(self.session, rows).createOrReplaceTempView(name)
 
-    def rows(self, sql: str) -> pa.Table:
-        """Run a query over the temporary views. Raises InputRemoved."""
+    def rows(self, sql: str, limit: int | None = None) -> pa.Table:
+        """Run a query over the temporary views. limit: maximum number of rows to return. Raises InputRemoved."""
         with self.reading():
-            return result_rows(self.session.sql(sql))
+            result = self.session.sql(sql)
+            return result_rows(result if limit is None else result.limit(limit))
 
     @contextmanager
     def reading(self) -> Iterator[None]:

@@ -32,6 +32,7 @@ def pairs(shop: ViewPipeline, changed: ChangedInputs, *, few: bool) -> list[set[
     if not few:
         rows._few = None
     found: list[set[str]] = [set(), set()]
+    assert rows.find_keys(1_000)
     for both in rows.pairs():
         for side, part in zip(found, both, strict=True):
             side.update(map(str, part.to_pylist()))

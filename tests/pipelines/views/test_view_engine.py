@@ -265,6 +265,36 @@ def test_executors_build_a_large_view(tmp_path: Path, spark: SparkSession) -> No
         assert operations(shop, TOTALS) == [("u", "1")]
 
 
+def test_executors_compute_the_differences_of_a_large_view_also_after_a_crash(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = ComputationLimits(large=1, keys=0)
+    with opened(tmp_path / "shop", spark, TOTALS) as shop:
+        filled(shop)
+        shop.compute()
+        shop.write(("shop.items", "u", ("1", "1", "sku1", "5", "2.50")), ("shop.items", "d", ("3",)))
+        record = shop.publish()
+        shop.engine.limits = large
+        monkeypatch.setenv(failpoint.VARIABLE, "view_rows_added:1:abandon")  # executors have written the files
+        with pytest.raises(failpoint.Abandoned):
+            shop.engine.advance(record, SOURCE)
+        monkeypatch.delenv(failpoint.VARIABLE)
+        shop.reopen()
+        shop.engine.limits = large
+        shop.compute()
+        work = shop.engine.figures["shop.v_totals"].work
+        assert (work.mode, work.affected_keys, work.keys_left) == ("incremental", 2, 0)
+        assert operations(shop, TOTALS) == [("u", "1"), ("u", "3")]
+        assert shop.rows("shop.v_totals") == expected(shop, TOTALS)
+
+        shop.write(("shop.items", "u", ("1", "1", "sku1", "6", "2.50")), ("shop.orders", "d", ("2",)))
+        shop.engine.refresh("shop.v_totals")
+        shop.compute()
+        assert shop.engine.figures["shop.v_totals"].work.mode == "whole"
+        assert operations(shop, TOTALS) == [("d", "2"), ("u", "1")]
+        assert shop.rows("shop.v_totals") == expected(shop, TOTALS)
+
+
 @pytest.mark.slow
 def test_a_view_that_is_behind_continues_after_a_restart(tmp_path: Path, spark: SparkSession) -> None:
     with opened(tmp_path / "shop", spark, TOTALS) as shop:
@@ -506,7 +536,8 @@ def test_random_changes_during_long_computations(tmp_path: Path, spark: SparkSes
                     shop.engine.advance(record, SOURCE)
             if chance.random() < 0.2:
                 shop.reopen()
-            shop.engine.limits = ComputationLimits(keys_at_once=chance.randint(1, 3))
+            sizes = {"keys": chance.choice([0, 2, 100]), "large": chance.choice([1, 100])}
+            shop.engine.limits = ComputationLimits(keys_at_once=chance.randint(1, 3), **sizes)
             shop.engine.patience = chance.choice([0.0, 0.5])
             if chance.random() < 0.5:
                 caught_up(shop, record, TOTALS, BY_DAY)
