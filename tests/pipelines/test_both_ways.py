@@ -24,6 +24,7 @@ from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.stores.lake_reader import read_target
 from cdc.table import TableSchema
+from cdc.target_names import RELATION_COLUMN
 from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.sink_status_reporter import SinkFigures
@@ -107,9 +108,10 @@ def loop_in(
 ) -> Iterator[SinkLoop]:
     """The loop of a Delta sink in a folder; with engine `spark` every row stays on the executors.
 
-    rules: `rules` of the sink, as YAML.
+    rules: `rules` of the sink, as YAML; FOLDER in it is the folder.
     """
     folder.mkdir(exist_ok=True)
+    rules = rules.replace("FOLDER", str(folder))
     (folder / "shop.yaml").write_text(
         "name: shop\nsource: {dsn: 'postgresql://nobody@127.0.0.1:1/nowhere'}\ntables: [{match: 'shop.*'}]\n"
         f"log: {{path: '{log}'}}\n"
@@ -136,8 +138,12 @@ def loop_in(
 def rows_of(loop: SinkLoop) -> dict[str, list[Row]]:
     """The rows of every target, with their positions, by key."""
     tables = loop.record.tables.values()
-    read = {table.topic: pa.table(read_target(table.target, table.version)) for table in tables if table.target}
-    return {topic: sorted(rows.to_pylist(), key=in_target_order) for topic, rows in read.items()}
+    read = {table: pa.table(read_target(table.target, table.version)) for table in tables if table.target}
+    own = {
+        table.topic: [row for row in rows.to_pylist() if row.get(RELATION_COLUMN) in (None, table.relation)]
+        for table, rows in read.items()
+    }
+    return {topic: sorted(rows, key=in_target_order) for topic, rows in own.items()}
 
 
 def in_target_order(row: Row) -> tuple[Any, ...]:
@@ -168,6 +174,8 @@ RULES = {
     "where of sent columns": "[{match: shop.*, transform: {where: 'plain % 3 <> 0', drop: [more]}}]",
     "computed": "[{match: shop.*, transform: {computed: {all: 'concat(large, more)'}, mask: {more: redact}}}]",
     "computed partition": "[{match: shop.*, partition_by: [d], transform: {computed: {d: large}, where: plain > 9}}]",
+    "shared": "[{match: shop.*, path: FOLDER/all, merge_tables: true}]",
+    "shared and computed": "[{match: shop.*, path: FOLDER/all, merge_tables: true, transform: {where: plain > 9}}]",
     "failing": "[{match: shop.table1, transform: {computed: {part: '100 / (plain - 7)'}}}]",
     "python": f"[{{match: shop.*, transform: {{python: '{__name__}:tripled'}}}}]",
     "python of complete rows": f"[{{match: shop.*, transform: {{python: '{__name__}:tripled', drop: [large, more]}}}}]",

@@ -28,6 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
+from cdc.target_names import RELATION_COLUMN
 from pipelines.folding.fold import has_base_key
 from pipelines.folding.folded_parts import IMAGES, FoldedParts, Piece, piece_of_images
 from pipelines.folding.key_parts import from_ipc, split_by_part, to_ipc
@@ -75,6 +76,8 @@ class BasePlan:
     """How each column of the base rows is made from the columns of the target."""
     exact: bool
     truncated: tuple[int, int] | None
+    relation: int | None
+    """The relation whose rows are read in a shared target; None if all rows are read."""
 
     @classmethod
     def of(cls, target: DeltaTarget, bases: BaseLookup, shape: RowShape) -> BasePlan | None:
@@ -84,7 +87,7 @@ class BasePlan:
         table: DeltaTable = bases.read_table()
         present = columns_of_part(pa.schema(table.schema().to_arrow()), bases.relation)
         columns = read_plan(present, shape.image_columns)
-        return cls(target.uri, table.version(), present, columns, bases.exact, bases.truncated)
+        return cls(target.uri, table.version(), present, columns, bases.exact, bases.truncated, bases.relation)
 
     @property
     def names(self) -> dict[str, str]:
@@ -189,10 +192,10 @@ class ExecutorMerge:
         return source if expressions is None else expressions.apply_to_frame(source)
 
     def _finished(self, source: DataFrame) -> DataFrame:
-        """Return merge source rows as `computed` does, after a check of the computed texts in partition columns."""
-        shape, computed = self.shape, self.computed(source)
-        if shape.expressions is None or not shape.partition_texts:
-            return computed
+        """Return merge source rows with all columns of the target, after a check of computed texts in partition
+        columns.
+        """
+        shape, finished = self.shape, self.computed(source)
 
         def check(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             with forwarding_errors():
@@ -200,7 +203,11 @@ class ExecutorMerge:
                     shape.check_partitions(pa.Table.from_batches([batch]))
                     yield batch
 
-        return computed.mapInArrow(check, computed.schema)
+        if shape.expressions is not None and shape.partition_texts:
+            finished = finished.mapInArrow(check, finished.schema)
+        if shape.relation is None:
+            return finished
+        return finished.selectExpr("*", f"{int(shape.relation)}L AS {RELATION_COLUMN}")
 
     def _complete_rows(self) -> DataFrame:
         shape = self.shape
@@ -262,7 +269,8 @@ class ExecutorMerge:
                         yield _piece_of_bases(part, rows.take(numbers))
 
         wanted = self.images.map_pieces(base_keys, spark_schema(key_schema.append(pa.field(_PART, pa.int32()))))
-        rows = frame_at(self.parts.session, plan.uri, plan.version)
+        relations = () if plan.relation is None else (plan.relation,)
+        rows = frame_at(self.parts.session, plan.uri, plan.version, relations)
         columns = [rows[backticked(name)] for name in dict.fromkeys(names.values())]
         # with explicit partitions, because a session on one machine shuffles into two
         wanted = wanted.distinct().repartition(parts, *(name for name in key_schema.names))

@@ -24,7 +24,6 @@ from pyspark.errors import PySparkException
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from cdc.atomic_file import SyncFailed
-from cdc.config import rule_of
 from cdc.errors import SinkUnavailable, TargetDamaged, TargetUnusable
 from cdc.failpoint import hit
 from cdc.table import TableSchema
@@ -276,9 +275,9 @@ class DeltaSink:
 
     def takes_parts(self, schema: TableSchema) -> bool:
         """See ExecutorSink.takes_parts. Executors write the latest state of a table with a key, and every history, if
-        Spark may write the target. Rules that put several tables into one target need the driver.
+        Spark may write the target. The writers `indexed` and `delta-rs` merge on the driver, also if a rule sets them.
         """
-        settings, rule = self._settings, rule_of(schema.topic, self._settings.rules)
+        settings = self._settings
         if not self.parts.writers.by_spark:
             return False
         if settings.keeps_history(schema.topic):
@@ -286,8 +285,6 @@ class DeltaSink:
             if any(pa.types.is_floating(family_of(c, settings.types_of(schema.topic)).arrow) for c in schema.key):
                 return False
         elif not schema.key:
-            return False
-        if rule is not None and rule.merge_tables:
             return False
         return settings.writer_of(schema.topic) in {Writer.AUTO, Writer.SPARK}
 

@@ -109,12 +109,18 @@ def test_the_mode_of_a_table_chooses_its_strategy(tmp_path: Path, mode: HistoryM
 
 @pytest.mark.usefixtures("with_delta")
 @pytest.mark.parametrize(
-    "transform", [{"where": "id > 1"}, {"computed": {"twice": "id * 2"}}, {"python": "rules:same"}]
+    "rule",
+    [
+        {"transform": {"where": "id > 1"}},
+        {"transform": {"computed": {"twice": "id * 2"}}},
+        {"transform": {"python": "rules:same"}},
+        {"path": "/all", "merge_tables": True},
+    ],
 )
 def test_executors_take_large_batches_whatever_the_rule_computes(
-    spark: SparkSession, tmp_path: Path, transform: dict[str, Any]
+    spark: SparkSession, tmp_path: Path, rule: dict[str, Any]
 ) -> None:
-    rules = (SinkRule.model_validate({"match": "shop.*", "transform": transform}),)
+    rules = (SinkRule.model_validate({"match": "shop.*", **rule}),)
     sink = DeltaSink(replace(settings_in(tmp_path, ALL_SETTINGS[HistoryMode.LATEST]), rules=rules), spark)
 
     assert sink.takes_parts(ORDERS)
