@@ -2,7 +2,8 @@
 
 The entries of the files are simulated, so no task runs. Planning goes from the log's commit to the pickled tasks:
 refresh of the log, end of the batch, files of the range, groups of files. Committing goes from the files that the tasks
-report, one each, to the next version of a target that has as many files as the log. Spark's scheduling is not included.
+report, one each, to the next version of a target that has as many files as the log, all of which get a new deletion
+vector. Spark's scheduling is not included.
 """
 
 from __future__ import annotations
@@ -15,13 +16,19 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from pyroaring import BitMap
 
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.table import TableSchema
 from pipelines.folding.fold import FOLDED_ARROW
 from pipelines.sinks.contract import TableBatch
-from pipelines.sinks.delta.delta_target import DeltaTarget
+from pipelines.sinks.delta.delta_target import DeltaTarget, TxnMarker
+from pipelines.sinks.delta.executor_key_search import NewVector
+from pipelines.sinks.delta.executor_upsert import commit_upsert, is_older
+from pipelines.sinks.delta.indexed.deletion_vectors import encode
+from pipelines.sinks.delta.indexed.delta_log import LiveFiles
+from pipelines.sinks.delta.indexed.table_storage import storage_of
 from pipelines.sinks.delta.new_data_files import DataFile
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
@@ -77,8 +84,12 @@ def _seconds(files: int) -> tuple[float, float]:
             raise RuntimeError(f"{tasks} tasks instead of {files // FILES_PER_TASK}")
         target = _target(folder, files)
         written = [_written_file(number) for number in range(files, files + tasks)]
+        vectors = [_written_vector(number) for number in range(files)]
         began = time.perf_counter()
-        target.add([file.add_action() for file in written], target.commit(int(after) + 1))
+        live = LiveFiles.read(storage_of(target.uri), with_vectors=False)
+        if not all(is_older(file, files * ROWS_OF_FILE) for file in live.by_path.values()):
+            raise RuntimeError("the files of the target do not say that they are older")
+        commit_upsert(target, live, vectors, written, TxnMarker(target.app_id, int(after) + 1))
         return planned, time.perf_counter() - began
 
 
@@ -128,6 +139,12 @@ def _target(folder: Path, files: int) -> DeltaTarget:
 
 def _empty_batch(schema: TableSchema) -> TableBatch:
     return TableBatch(schema=schema, rows=FOLDED_ARROW.empty_table(), frame=None, after=0, upto=1)
+
+
+def _written_vector(number: int) -> NewVector:
+    """Return what a task reports of the deletion vector that it wrote for a file."""
+    _, content, (descriptor,) = encode([BitMap(range(number % 100, ROWS_OF_FILE, 100))])
+    return NewVector(number, descriptor["cardinality"], descriptor, f"simulated-{number}.bin", len(content))
 
 
 def _written_file(number: int) -> DataFile:

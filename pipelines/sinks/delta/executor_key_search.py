@@ -36,6 +36,8 @@ ENTRIES: Final = "shard int, places boolean, words binary"
 """The columns of a frame of hashes: number of the shard, whether the hashes have places, and the 64-bit words."""
 SHARD_ROWS: Final = 2_000_000
 """Approximate rows of the target whose hashes a task has at once; each needs 24 bytes."""
+TASK_BYTES: Final = 64 << 20
+"""Approximate bytes of data files whose keys a task hashes; it reads only the key columns."""
 GROUP_FILES: Final = 64
 """Number of data files whose deletion vectors are in one file."""
 _OLD_ROWS: Final = "grp int, file int, rows binary"
@@ -75,7 +77,7 @@ class NewVector:
     """Size of that file."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KeySearch:
     """A search in the files of one target. Executors receive pickled instances."""
 
@@ -84,6 +86,8 @@ class KeySearch:
     """The key columns of the target."""
     files: tuple[SearchedFile, ...]
     shards: int
+    tasks: int
+    """Number of tasks that hash the keys of the files."""
     secret: bytes
     """The key of the hash function."""
 
@@ -126,7 +130,7 @@ class KeySearch:
             with forwarding_errors():
                 yield from search.write_vectors_of(_rows_by_file(old_rows))
 
-        stored = session.range(0, len(self.files), 1, len(self.files)).mapInArrow(hash_files, ENTRIES)
+        stored = session.range(0, len(self.files), 1, self.tasks).mapInArrow(hash_files, ENTRIES)
         old_rows = wanted.unionByName(stored).repartitionById(self.shards, "shard").mapInArrow(match, _OLD_ROWS)
         vectors = old_rows.repartitionById(groups, "grp").mapInArrow(write, _VECTORS)
         with raising_task_errors():

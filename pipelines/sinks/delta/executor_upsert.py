@@ -12,7 +12,7 @@ the targets that `ExecutorUpsert.of` and `_has_columns_of_batch` leave out.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -30,7 +30,14 @@ from pipelines.sinks.delta.damage_errors import reading_files
 from pipelines.sinks.delta.damaged_commits import TXN_NAMED
 from pipelines.sinks.delta.delta_target import DeltaTarget, TxnMarker
 from pipelines.sinks.delta.executor_files import PartFile, check_visible, takes_files
-from pipelines.sinks.delta.executor_key_search import ENTRIES, SHARD_ROWS, KeySearch, NewVector, SearchedFile
+from pipelines.sinks.delta.executor_key_search import (
+    ENTRIES,
+    SHARD_ROWS,
+    TASK_BYTES,
+    KeySearch,
+    NewVector,
+    SearchedFile,
+)
 from pipelines.sinks.delta.executor_merge import ExecutorMerge
 from pipelines.sinks.delta.indexed.delta_log import LiveFile, LiveFiles, LogNotReadable
 from pipelines.sinks.delta.indexed.key_hashes import can_hash
@@ -89,7 +96,7 @@ class ExecutorUpsert:
             check_readable(Path(target.uri) / path, size)
         hit("delta_executor_files")
         target.check_not_committed(marker)
-        self._commit(files, vectors, new, marker)
+        commit_upsert(target, self.files, vectors, new, marker)
 
     def _write_vectors(self, files: list[LiveFile], own: pa.Table) -> list[NewVector]:
         if not files:
@@ -97,7 +104,15 @@ class ExecutorUpsert:
         shape, parts = self.merge.shape, self.merge.parts
         searched = tuple(SearchedFile(file.path, file.rows, file.vector) for file in files)
         shards = max(parts.parts, -(-sum(file.rows or 0 for file in files) // SHARD_ROWS))
-        search = KeySearch(self.merge.target.uri, shape.key, searched, shards, secrets.token_bytes(16))
+        tasks = max(parts.parts, -(-sum(file.add["size"] for file in files) // TASK_BYTES))
+        search = KeySearch(
+            uri=self.merge.target.uri,
+            key=shape.key,
+            files=searched,
+            shards=shards,
+            tasks=min(len(files), tasks),
+            secret=secrets.token_bytes(16),
+        )
 
         def hash_keys_of(_: int, images: pa.Table) -> Iterator[pa.RecordBatch]:
             with forwarding_errors():
@@ -108,26 +123,34 @@ class ExecutorUpsert:
             wanted = wanted.unionByName(_frame_of(wanted, search.entries([own[name] for name in shape.key])))
         return search.write_vectors(parts.session, wanted)
 
-    def _commit(self, files: list[LiveFile], vectors: list[NewVector], new: list[DataFile], marker: TxnMarker) -> None:
-        target, since = self.merge.target, self.merge.target.version
-        changed = [
-            files[vector.file].without(BitMap(), vector.descriptor)
-            for vector in vectors
-            if vector.descriptor is not None
-        ]
-        added = [LiveFile(add_action(file.name, file.size, file.statistics)) for file in new]
-        actions: list[Action] = [files[vector.file].remove() for vector in vectors]
-        actions += [{"add": file.add} for file in (*changed, *added)]
-        removed = [files[vector.file].add["path"] for vector in vectors if vector.descriptor is None]
-        info = commit_info("MERGE", engineInfo="cdc", **{TXN_NAMED: marker.app_id})
-        txn = txn_action(marker.app_id, marker.version)
-        with reading_files(target.uri):
-            try:
-                self.files.commit([info, *actions, txn], [*removed, *changed, *added])
-            except FileExistsError as exc:
-                raise CommitFailedError("another client committed to the target during the upsert") from exc
-        target.record_commit_without_delta_rs(marker, since, self.files.version)
-        write_due_checkpoint(target, self.files)
+
+def commit_upsert(
+    target: DeltaTarget, live: LiveFiles, vectors: Sequence[NewVector], new: Sequence[DataFile], marker: TxnMarker
+) -> None:
+    """Commit new data files and deletion vectors with the `txn` of `marker`.
+
+    live: the live files before the commit; `NewVector.file` is the number of one. Raises CommitFailedError if another
+    client committed meanwhile.
+    """
+    since, files = target.version, list(live.by_path.values())
+    changed = [
+        files[vector.file].without(BitMap(), descriptor)
+        for vector in vectors
+        if (descriptor := vector.descriptor) is not None
+    ]
+    added = [LiveFile(add_action(file.name, file.size, file.statistics)) for file in new]
+    actions: list[Action] = [files[vector.file].remove() for vector in vectors]
+    actions += [{"add": file.add} for file in (*changed, *added)]
+    removed = [files[vector.file].add["path"] for vector in vectors if vector.descriptor is None]
+    info = commit_info("MERGE", engineInfo="cdc", **{TXN_NAMED: marker.app_id})
+    txn = txn_action(marker.app_id, marker.version)
+    with reading_files(target.uri):
+        try:
+            live.commit([info, *actions, txn], [*removed, *changed, *added])
+        except FileExistsError as exc:
+            raise CommitFailedError("another client committed to the target during the upsert") from exc
+    target.record_commit_without_delta_rs(marker, since, live.version)
+    write_due_checkpoint(target, live)
 
 
 def _has_columns_of_batch(target: DeltaTarget, shape: RowShape) -> bool:

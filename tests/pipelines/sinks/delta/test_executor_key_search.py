@@ -38,7 +38,7 @@ def search_in(folder: Path, tables: list[pa.Table], deleted: dict[int, BitMap]) 
             path, content, (vector,) = encode([deleted[number]])
             storage_of(str(folder)).write(path, content)
         files.append(SearchedFile(f"{number}.parquet", table.num_rows if number else None, vector))
-    return KeySearch(str(folder), NAMES, tuple(files), shards=3, secret=SECRET)
+    return KeySearch(uri=str(folder), key=NAMES, files=tuple(files), shards=3, tasks=2, secret=SECRET)
 
 
 def written(spark: SparkSession, search: KeySearch, wanted: pa.Table) -> list[NewVector]:
