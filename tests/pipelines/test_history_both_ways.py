@@ -20,10 +20,12 @@ pytestmark = pytest.mark.usefixtures("with_delta")
 EXAMPLES = int(os.environ.get("CDC_HISTORY_BOTH_WAYS_EXAMPLES", "1"))
 """Random logs that are applied both ways; 500 are the proof, and take hours."""
 BATCHES = 2
-RULES = (
-    "[{match: shop.table1, stored_as_scd_type: 2}, {match: shop.table2, mode: append}, "
-    "{match: shop.table3, mode: soft_delete}]"
-)
+RULES = """[
+  {match: shop.table1, stored_as_scd_type: 2, transform: {mask: {large: "keep_last:1"}, rename: {more: other}}},
+  {match: shop.table2, mode: append, transform: {drop: [large]}},
+  {match: shop.table3, mode: soft_delete},
+]"""
+"""Every mode that keeps history, and rules that executors apply as the driver does."""
 MODES = 3
 UNFIT = 0.01
 

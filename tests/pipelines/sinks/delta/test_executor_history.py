@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -19,6 +20,7 @@ from tests.pipelines.test_history_both_ways import RULES
 pytestmark = pytest.mark.usefixtures("with_delta")
 TABLES = (1, 2, 3)
 """The relations whose history RULES keeps, each in another mode."""
+KEYLESS = 2
 DYING = {100: ("delta_executor_files",), 200: ("delta_after_merge", "delta_after_ending")}
 """End of a range → where drivers die that apply it: between files and commit, around a truncate."""
 FURTHER = {200: 300}
@@ -82,12 +84,21 @@ def test_a_driver_that_dies_around_a_commit_of_history_is_followed_by_one_that_e
 
 
 def test_no_change_of_a_table_with_history_is_sent_to_the_driver(spark: SparkSession, tmp_path: Path) -> None:
+    """The table of which every change is appended has no key."""
     random, writer = Random(5), log_writer(tmp_path / "log")
+    schemas = {relation: schema(relation) for relation in TABLES}
+    keyless = tuple(replace(column, key=None) for column in schemas[KEYLESS].columns)
+    schemas[KEYLESS] = replace(schemas[KEYLESS], columns=keyless)
+    written: list[tuple[int, int, int]] = []
     for position in (1_000, 2_000):
-        rows = [log_row(relation, (position, relation), "s", payload=schema(relation).to_json()) for relation in TABLES]
+        rows = [
+            log_row(relation, (position, relation), "s", payload=schemas[relation].to_json()) for relation in TABLES
+        ]
         for n in range(10, 4_000):
-            relation, text = random.choice(TABLES), f"{random.getrandbits(160):x}"
-            rows.append(log_row(relation, (position, n), "u", key=[str(n % 1_000)], after=image(n % 1_000, "1", text)))
+            relation, text = random.choice(TABLES), f"{random.getrandbits(160):x}{position // 1_000}"
+            key = None if relation == KEYLESS else [str(n % 1_000)]
+            rows.append(log_row(relation, (position, n), "u", key=key, after=image(n % 1_000, "1", text)))
+            written.append((relation, position, n % 1_000))
         append(writer, [[row | {"topic": f"shop.table{row['relation']}"} for row in rows]])
     conf = spark.sparkContext._jsc.sc().conf()
     with (
@@ -104,4 +115,8 @@ def test_no_change_of_a_table_with_history_is_sent_to_the_driver(spark: SparkSes
         finally:
             conf.remove("spark.driver.maxResultSize")
         counts = {topic: len(rows) for topic, rows in rows_of(loop).items()}
-    assert sum(counts.values()) > 2 * counts["shop.table3"]
+    assert counts == {
+        "shop.table1": len({(position, number) for relation, position, number in written if relation == 1}),
+        "shop.table2": sum(relation == KEYLESS for relation, _, _ in written),
+        "shop.table3": len({number for relation, _, number in written if relation == 3}),
+    }
