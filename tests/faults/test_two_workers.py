@@ -1,4 +1,8 @@
-"""Executors of a cluster of two workers read a log in a bucket and write a lake; they and their drivers are killed."""
+"""Executors of a cluster of two workers read a log in a bucket and write a lake; they and their drivers are killed.
+
+Every driver begins in a directory of its own, as on another machine: it has neither checkpoints nor key indexes of the
+one before. They share the log, the lake, and the catalog in Postgres.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,6 @@ from cdc.position import Position
 from cdc.stores.lake_reader import Lake, read_target
 from pipelines.runtime.spark_session import SparkSettings, delta_jars
 from tests.benchmarks.apply_input import Changes, new_log
-from tests.fixtures.catalog import put_catalog
 from tests.fixtures.cluster import HOST, Cluster
 from tests.fixtures.forked import Forked, start
 from tests.fixtures.s3 import KEY, KEY_ID, S3
@@ -53,6 +56,8 @@ class ClusterJob:
     folder: Path
     cluster: Cluster
     s3: S3
+    catalog: str
+    """URL of the catalog."""
     changes: Changes
     log: BucketPath = field(init=False)
     ranges: Iterator[int] = field(default_factory=lambda: iter(RANGES))
@@ -61,7 +66,6 @@ class ClusterJob:
     drivers: list[Forked] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        put_catalog(self.folder)
         self.log = self.s3.root()
         self._writer: LogWriter = new_log(self.log)
 
@@ -80,21 +84,23 @@ class ClusterJob:
         return self._start("cdc", "spark", "submit", "--trigger", "100ms", "--master", self.cluster.master)
 
     def _start(self, *command: str, failpoint: str = "") -> Forked:
-        key = self.folder / "key"
+        machine = self.folder / f"machine-{len(self.drivers)}"
+        machine.mkdir()
+        key = machine / "key"
         key.write_text(KEY)
         key.chmod(0o600)
         storage = f"endpoint: 'http://127.0.0.1:{self.s3.port}', allow_http: true, region: us-east-1"
         keys = f"access_key_id: {KEY_ID}, secret_access_key: {{file: key}}"
         jars = ", ".join(str(jar) for jar in delta_jars(SparkSettings()))
         conf = ", ".join(f"{name}: '{text}'" for name, text in CONF.items())
-        definition = self.folder / "cluster.yaml"
+        definition = machine / "cluster.yaml"
         definition.write_text(
             f"name: cluster\nsource: {{dsn: 'postgresql://nobody@127.0.0.1/none'}}\ntables: [{{match: 'shop.*'}}]\n"
             f"log: {{path: '{self.log}/log', storage: {{{storage}, {keys}}}}}\n"
             f"sinks: [{{name: lake, type: delta, path: '{self.folder}/lake/{{schema}}/{{table}}'}}]\n"
             f"spark: {{master: '{self.cluster.master}', engine: spark, delta_jars: [{jars}], conf: {{{conf}}}, "
-            f"checkpoint: '{self.folder}/checkpoint'}}\n"
-            f"catalog: {{url: 'sqlite:///{self.folder}/catalog.db'}}\n"
+            f"checkpoint: '{machine}/checkpoint'}}\n"
+            f"catalog: {{url: '{self.catalog}'}}\n"
         )
         environment = {"CDC_FAILPOINT": failpoint, "SPARK_LOCAL_IP": HOST}
         with (self.folder / "driver.out").open("ab") as output:
@@ -119,12 +125,12 @@ class ClusterJob:
 
 
 @pytest.fixture(name="job")
-def _job(tmp_path: Path, cluster: Cluster, s3: S3) -> Iterator[ClusterJob]:
+def _job(tmp_path: Path, cluster: Cluster, s3: S3, database: str) -> Iterator[ClusterJob]:
     """Give a job with a first range in its log; no driver of it stays."""
     if not delta_jars(SparkSettings()):
         pytest.skip("no Delta jars on this machine")
     changes = Changes.random(np.random.default_rng(5), KEYS, sum(RANGES) - KEYS, partial=0.1)
-    job = ClusterJob(tmp_path, cluster, s3, changes)
+    job = ClusterJob(tmp_path, cluster, s3, database, changes)
     job.append_range()
     yield job
     for driver in job.drivers:
