@@ -267,7 +267,7 @@ class HistorySinkStep:
 
     def run(self) -> list[Step]:
         """Wait until the history sink is filled, and compare its rows with the lake."""
-        self.screen.doing(HISTORY, "a new sink: products as SCD type 2, from the log alone, in a second Spark session")
+        self.screen.doing(HISTORY, "a new sink: products as SCD type 2, from the log alone, in a second apply process")
         return [run_step(self.screen, HISTORY, self.compare)]
 
     def compare(self) -> StepResult:
