@@ -112,8 +112,10 @@ class Lake:
             with pytest.MonkeyPatch.context() as environment, self.driver() as dying:
                 environment.setenv(failpoint.VARIABLE, f"{point}:{calls}:abandon")
                 with suppress(Abandoned):
+                    dying.catch_up_all(self.spark)
                     dying(self.spark, upto)
         with self.driver() as loop:
+            loop.catch_up_all(self.spark)
             loop(self.spark, upto)
             return {"rows": rows_of(loop), "dead letters": dead_letters_of(loop), "records": records_of(loop)}
 
@@ -121,8 +123,13 @@ class Lake:
 def rows_of(loop: SinkLoop) -> dict[str, list[Row]]:
     """The rows of every target, with their positions, in one order."""
     tables = loop.record.tables.values()
-    read = {table.topic: pa.table(read_target(table.target, table.version)) for table in tables if table.target}
-    return {topic: sorted(rows.to_pylist(), key=repr) for topic, rows in read.items()}
+    read = {table: pa.table(read_target(table.target, table.version)).to_pylist() for table in tables if table.target}
+    # of a target of several tables, each version has the rows of the others as of some moment
+    own = {
+        table.topic: [row for row in rows if row.get("_relation", table.relation) == table.relation]
+        for table, rows in read.items()
+    }
+    return {topic: sorted(rows, key=repr) for topic, rows in own.items()}
 
 
 def records_of(loop: SinkLoop) -> list[tuple[Any, ...]]:
