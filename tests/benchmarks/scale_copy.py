@@ -148,5 +148,5 @@ def _is_published(sink: DeltaSinkDefinition) -> bool:
     return (
         record is not None
         and bool(record.tables)
-        and all(table.state is TargetState.STREAMING for table in record.tables.values())
+        and all(table.state == TargetState.STREAMING for table in record.tables.values())
     )
