@@ -94,7 +94,7 @@ def copy_by_executors(setting: CopySetting) -> float:
     definition = load_definition(config)
     sink = definition.sinks[0]
     assert isinstance(sink, DeltaSinkDefinition)
-    with ExitStack() as opened, connect(setting.dsn) as conn, Catalog.open(definition.catalog.url) as catalog:
+    with connect(setting.dsn) as conn, Catalog.open(definition.catalog.url) as catalog, ExitStack() as opened:
         connections = ("--connections", str(setting.connections))
         opened.enter_context(_slot_dropped(conn, place))
         opened.enter_context(
