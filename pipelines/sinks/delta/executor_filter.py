@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -18,9 +18,6 @@ from pipelines.folding.key_parts import from_ipc, to_ipc
 from pipelines.runtime.executor_code import forwarding_errors
 from pipelines.sinks.delta.spark_target import spark_schema
 from pipelines.sinks.delta.target_columns import OP, RowShape, as_deletes
-
-if TYPE_CHECKING:
-    pass
 
 _PART: Final = "_part"
 _PIECE: Final = "_piece"

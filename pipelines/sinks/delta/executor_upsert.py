@@ -24,6 +24,7 @@ from pyroaring import BitMap
 
 from cdc.failpoint import hit
 from cdc.log.delta_actions import Action, add_action, commit_info, txn_action
+from cdc.table import TableState
 from cdc.target_names import POSITION_COLUMN
 from pipelines.runtime.executor_code import forwarding_errors
 from pipelines.sinks.delta.damage_errors import reading_files
@@ -71,6 +72,8 @@ class ExecutorUpsert:
         target, shape = merge.target, merge.shape
         if not takes_files(target) or not _has_columns_of_batch(target, shape):
             return None
+        if merge.parts.table.incomplete and shape.schema.state is TableState.SNAPSHOTTING:
+            return None  # a partial image may wait for the copy: the row with its key stays
         try:
             with reading_files(target.uri):
                 files = LiveFiles.read(storage_of(target.uri), with_vectors=False)

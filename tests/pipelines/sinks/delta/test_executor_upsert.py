@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,14 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 
 from cdc.position import Position
+from cdc.table import TableState
 from pipelines.sink_loop import SinkLoop
 from pipelines.sinks.delta.executor_upsert import is_older
 from pipelines.sinks.delta.indexed.delta_log import LiveFile
 from tests.pipelines.cold_log import append, log_writer
 from tests.pipelines.fold_model import Row, log_row
 from tests.pipelines.sinks.delta.test_executor_merge import first_copy, image, written
-from tests.pipelines.test_both_ways import loop_in, parked_in, rows_of
+from tests.pipelines.test_both_ways import loop_in, parked_in, rows_of, schema
 
 pytestmark = pytest.mark.usefixtures("with_delta")
 COPY = 100
@@ -116,3 +118,15 @@ def test_rows_of_another_client_are_replaced(spark: SparkSession, log: Path, tmp
         (row,) = [row for row in rows_of(loop)["shop.table1"] if row["id"] == 45]
         assert row["plain"] == 1
         assert makers_of_commits(loop)[0] != "cdc"
+
+
+def test_a_row_stays_whose_new_image_waits_for_the_running_copy(spark: SparkSession, tmp_path: Path) -> None:
+    copying = replace(schema(1), state=TableState.SNAPSHOTTING)
+    moved = log_row(1, (200, 1), "u", key=["9"], old_key=["90"], after={1: "9", 2: "5"}, partial=True)
+    writer = log_writer(tmp_path / "log")
+    append(writer, [first_copy()])
+    append(writer, [[written(log_row(1, (200, 0), "s", payload=copying.to_json())), written(moved)]])
+    with loop_in(tmp_path / "lake", tmp_path / "log", spark) as loop:
+        loop(spark, Position(COPY))
+        loop(spark, Position(200))
+        assert (rows_of(loop), parked_in(loop)) == expected_after(tmp_path, tmp_path / "log", COPY, 200)
