@@ -45,7 +45,7 @@ from cdc.service.verification_status import (
     verified_statuses,
 )
 from cdc.snapshot.backfill_status import BackfillStatus, list_backfills
-from cdc.snapshot.executor_exchange import ExecutorCopy, executor_copy
+from cdc.snapshot.executor_copy_status import ExecutorCopy, executor_copy
 
 if TYPE_CHECKING:
     from cdc.catalog import Catalog

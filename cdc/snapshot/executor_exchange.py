@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from typing import Any, Final, Self
 
 from cdc.catalog import Catalog
 from cdc.catalog.commands import JOB_LEASE, Command
-from cdc.catalog.process_lease import is_dead, leased
+from cdc.catalog.process_lease import leased
 from cdc.errors import CdcError, CopyExecutorFailed, LogCorrupt, SnapshotInvalidated, error_of_code
 from cdc.log.bucket_files import Root
 from cdc.log.encoded_chunk import EncodedChunk
@@ -30,12 +29,9 @@ from cdc.postgres.visibility import Visibility
 from cdc.snapshot.chunk_plan import ChunkLimits, ChunkRange
 from cdc.snapshot.chunk_rows import ChunkRows, ChunkTooLarge, NotRead, SeesAll
 from cdc.snapshot.executor_chunks import CHUNKS, ChunkTask, StagedChunk, StagedOutcome
+from cdc.snapshot.executor_copy_status import OFFER, TASK, valid_offer
 from cdc.table import TableSchema
 
-OFFER: Final = "copy.executors"
-"""Kind of the command with which a driver offers executors; its payload has the fields `tasks` and JOB_LEASE."""
-TASK: Final = "copy.chunk"
-"""Kind of the command that asks for a chunk; its payload is a ChunkTask, its result a StagedChunk or an error."""
 MOST_TASKS: Final = 32
 """Maximum number of tasks at a time; each of them has a window, and a file in the reader's memory."""
 EXECUTOR_MEMORY: Final = 256 * 1024 * 1024
@@ -59,51 +55,6 @@ FAILURES: Final = 20
 
 class ExecutorsChanged(Exception):
     """Raised to end a copy that must continue with other readers: executors were offered, or are gone."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExecutorCopy:
-    """What the executors of a running 'cdc spark submit copy' have read, and what they read now."""
-
-    tasks: int
-    """Maximum number of tasks at the same time."""
-    chunks: int
-    """Number of chunks that the reader got from this job so far."""
-    rows: int
-    """Number of rows in these chunks."""
-    tables: dict[str, int]
-    """Topic → number of its chunks that the reader waits for now."""
-
-    @property
-    def text(self) -> str:
-        """One line for a person."""
-        numbers = [f"{topic} ({tasks} {'task' if tasks == 1 else 'tasks'})" for topic, tasks in self.tables.items()]
-        now = ", ".join(numbers) or "no chunk"
-        done = f"{self.rows:,} rows in {self.chunks:,} chunks so far"
-        return f"executors read {now}, up to {self.tasks} tasks at a time; {done}"
-
-
-def executor_copy(catalog: Catalog, pipeline: str) -> ExecutorCopy | None:
-    """Return what executors do for the reader of a pipeline; None if no driver offers executors."""
-    offer = _valid_offer(catalog, pipeline)
-    if offer is None:
-        return None
-    tasks = (ChunkTask.from_json(command.payload) for command in catalog.commands.pending(pipeline, TASK))
-    topics = Counter(task.schema.topic for task in tasks)
-    done = offer.result or {}
-    return ExecutorCopy(
-        tasks=int(offer.payload["tasks"]),
-        chunks=int(done.get("chunks", 0)),
-        rows=int(done.get("rows", 0)),
-        tables=dict(sorted(topics.items())),
-    )
-
-
-def _valid_offer(catalog: Catalog, pipeline: str) -> Command | None:
-    """Return the newest offer whose driver runs."""
-    offers = catalog.commands.pending(pipeline, OFFER)
-    holders = ((offer, catalog.leases.holder(offer.payload[JOB_LEASE])) for offer in reversed(offers))
-    return next((offer for offer, holder in holders if holder is not None and not is_dead(holder)), None)
 
 
 @dataclass(slots=True)
@@ -181,7 +132,7 @@ class ExecutorTasks(Thread):
 
     def _read_offer(self) -> None:
         """Find the driver that offers executors; the tasks of a driver that is gone fail."""
-        offer = _valid_offer(self._catalog, self._pipeline)
+        offer = valid_offer(self._catalog, self._pipeline)
         before, self._offer = self._offer, None if offer is None else offer.id
         self.slots = 0 if offer is None else int(offer.payload["tasks"])
         if before != self._offer:

@@ -22,7 +22,7 @@ from cdc.config import load_definition
 from cdc.config.sinks import DeltaSinkDefinition
 from cdc.postgres.connection import connect
 from cdc.postgres.slot import drop_slot, slot_status
-from cdc.snapshot.executor_exchange import OFFER
+from cdc.snapshot.executor_copy_status import OFFER
 from cdc.stores.lake_reader import Lake
 from cdc.stores.published_record import TargetState
 from tests.benchmarks.figures import Figure

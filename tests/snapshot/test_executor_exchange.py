@@ -17,13 +17,13 @@ from cdc.postgres.chunk_queries import BlockRange, StoredTable
 from cdc.postgres.tables import TableName
 from cdc.service.status import pipeline_status
 from cdc.snapshot.executor_chunks import CHUNKS, ChunkTask, StagedChunk, StagedOutcome
+from cdc.snapshot.executor_copy_status import ExecutorCopy
 from cdc.snapshot.executor_exchange import (
     FAILURES,
     LEAST_BYTES,
     MOST_BYTES,
     MOST_TASKS,
     ChunkTasks,
-    ExecutorCopy,
     ExecutorsChanged,
     ExecutorTasks,
     executor_limits,
