@@ -8,22 +8,14 @@ from pyspark.sql import SparkSession
 from pipelines.runtime.spark_session import SparkSettings
 from pipelines.warm_executors import has_executors, warm_executors
 from tests.fixtures.waiting import until
+from tests.pipelines.spark_queries import QueriesSince
 
 
 def test_the_tasks_end_without_an_error(spark: SparkSession) -> None:
-    queries = spark._jsparkSession.sharedState().statusStore()
-    before = queries.executionsCount()
+    queries = QueriesSince(spark)
     thread = warm_executors(spark)
     until(lambda: not thread.is_alive(), "the tasks end")
-
-    def errors() -> list[str] | None:
-        """Those of the queries; None while Spark, which counts in another thread, knows none that has ended."""
-        own = [queries.executionsList().apply(number) for number in range(before, queries.executionsCount())]
-        if not own or not all(query.completionTime().isDefined() for query in own):
-            return None
-        return [query.errorMessage().get() for query in own]
-
-    assert until(errors, "a query has ended") == [""]
+    assert [query.errorMessage().get() for query in queries.ended()] == [""]
 
 
 @pytest.mark.parametrize(

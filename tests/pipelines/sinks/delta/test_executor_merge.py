@@ -15,6 +15,7 @@ from cdc.failpoint import VARIABLE, Abandoned
 from cdc.position import Position
 from tests.pipelines.cold_log import append, log_writer
 from tests.pipelines.fold_model import Row, log_row
+from tests.pipelines.spark_queries import QueriesSince
 from tests.pipelines.test_both_ways import loop_in, parked_in, records_of, rows_of, schema
 
 pytestmark = pytest.mark.usefixtures("with_delta")
@@ -96,10 +97,9 @@ def test_a_driver_that_dies_around_a_commit_of_executors_is_followed_by_one_that
 JOIN = re.compile(r"^\(\d+\) (\w+Join)\b.*\nLeft keys \[\d+\]: \[(\w+)#", re.MULTILINE)
 
 
-def joins_of_rows_since(spark: SparkSession, executions: int) -> set[str]:
-    """The kinds of joins by a row's key in all queries after the first ones; Delta also joins the names of files."""
-    queries = spark._jsparkSession.sharedState().statusStore().executionsList()
-    plans = [queries.apply(number).physicalPlanDescription() for number in range(executions, queries.size())]
+def joins_of_rows(queries: QueriesSince) -> set[str]:
+    """The kinds of joins by a row's key; Delta also joins the names of files."""
+    plans = [query.physicalPlanDescription() for query in queries.ended()]
     return {kind for plan in plans for kind, column in JOIN.findall(plan) if column in ("id", "_key0")}
 
 
@@ -109,12 +109,12 @@ def test_a_merge_broadcasts_no_side_of_a_join_because_the_driver_would_collect_i
     writer = log_writer(tmp_path / "log")
     append(writer, [first_copy()])
     append(writer, [changes(Random(1))])
-    before = spark._jsparkSession.sharedState().statusStore().executionsCount()
+    queries = QueriesSince(spark)
     with loop_in(tmp_path / "lake", tmp_path / "log", spark) as loop:
         for end in (100, 200):
             loop(spark, Position(end))
 
-    assert joins_of_rows_since(spark, before) == {"SortMergeJoin"}
+    assert joins_of_rows(queries) == {"SortMergeJoin"}
 
 
 def test_a_batch_waits_for_executors_that_cannot_import_the_function_of_a_rule(
