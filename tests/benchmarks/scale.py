@@ -4,8 +4,9 @@ Both sides of a ratio apply the same changes from a log on this disk to a new la
 started, applies what waits and ends, and its seconds include the start of its JVMs. The sides follow each other in
 random order. After each the rows of the lake are compared with the rows that the changes leave.
 
-Workers are those of Spark's standalone cluster, each with one core and one executor. Driver, master and workers are on
-this machine, so two workers and the driver share its cores.
+Workers are those of Spark's standalone cluster, each with one executor and one core of this machine, on which the
+kernel keeps all of its processes. Otherwise a single worker would use more than one: its JVM and its Python work at the
+same time. Driver and master run on any core, so two workers share both with them.
 
 `driver_share` counts what came to the driver: the results of all tasks (`Result Size` in Spark's event log), and the
 bytes that its Python process read from files (`rchar` of the kernel, without those of a run over 1,000 changes, which
@@ -167,7 +168,7 @@ def _folder() -> Iterator[Path]:
 @contextmanager
 def _cluster(workers: int) -> Iterator[Cluster]:
     with _folder() as folder:
-        cluster = Cluster(folder, workers=workers, memory="3g")
+        cluster = Cluster(folder, workers=workers, memory="3g", has_own_cores=True)
         try:
             yield cluster
         finally:
