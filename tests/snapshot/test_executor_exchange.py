@@ -5,7 +5,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event, Thread
 
@@ -15,9 +14,7 @@ from cdc.catalog import Catalog
 from cdc.errors import CdcError, CopyExecutorFailed, SinkInUse, SnapshotInvalidated, UnreadableRow
 from cdc.postgres.chunk_queries import BlockRange, StoredTable
 from cdc.postgres.tables import TableName
-from cdc.service.status import pipeline_status
 from cdc.snapshot.executor_chunks import CHUNKS, ChunkTask, StagedChunk, StagedOutcome
-from cdc.snapshot.executor_copy_status import ExecutorCopy
 from cdc.snapshot.executor_exchange import (
     FAILURES,
     LEAST_BYTES,
@@ -78,32 +75,6 @@ def test_the_reader_gets_the_result_of_a_task_or_the_error_of_its_executor(catal
         with pytest.raises(UnreadableRow, match="a row is too large"):
             tasks.result_of(TASK, Event())
         assert catalog.commands.pending("shop", "copy.chunk") == []
-
-
-def test_the_status_says_what_executors_read_and_have_read(catalog: Catalog, tmp_path: Path) -> None:
-    begun, may_end = Event(), Event()
-
-    def wait(_task: ChunkTask) -> StagedChunk:
-        begun.set()
-        may_end.wait()
-        return DONE
-
-    def status() -> ExecutorCopy | None:
-        return pipeline_status(catalog, "shop", datetime.now(UTC)).executor_copy
-
-    assert status() is None
-    with driver(catalog, tmp_path, wait), ExecutorTasks(catalog, "shop", tmp_path) as tasks:
-        asking = Thread(target=tasks.result_of, args=(TASK, Event()))
-        asking.start()
-        assert begun.wait(30)
-        during = status()
-        may_end.set()
-        asking.join()
-        after = status()
-    assert during == ExecutorCopy(tasks=2, chunks=0, rows=0, tables={"shop.orders": 1})
-    assert during.text.startswith("executors read shop.orders (1 task), up to 2 tasks at a time")
-    assert after == ExecutorCopy(tasks=2, chunks=1, rows=3, tables={})
-    assert status() is None
 
 
 def test_a_task_without_a_driver_is_given_back(catalog: Catalog, tmp_path: Path) -> None:
