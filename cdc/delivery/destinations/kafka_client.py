@@ -45,6 +45,8 @@ REFUSED: Final = (
 )
 """Codes with which a broker refuses what was sent; the same is refused again."""
 _PURGED: Final = (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)
+_LOST: Final = "returned NULL without setting an exception"
+"""Message of a SystemError in whose place the client should have raised another error."""
 _KINDS: Final[dict[int, type[DeliveryError]]] = {
     **dict.fromkeys(REFUSED, EventRefused),
     **dict.fromkeys(TOO_LARGE, EventTooLarge),
@@ -215,11 +217,12 @@ def serve(call: Callable[[float], int], errors: ClientErrors, seconds: float = S
         return call(seconds)
     except (KafkaException, SystemError) as exc:
         # a fatal error is raised here instead of passed to a callback, and becomes the cause of a SystemError if
-        # another callback follows
+        # another callback follows, or is lost: then the next call of the client raises it
         cause = exc.__cause__ if isinstance(exc, SystemError) else exc
-        if not isinstance(cause, KafkaException):
+        if isinstance(cause, KafkaException):
+            errors.fatal = errors.fatal or cause.args[0]
+        elif cause is not None or _LOST not in str(exc):
             raise
-        errors.fatal = errors.fatal or cause.args[0]
         return 1
 
 
