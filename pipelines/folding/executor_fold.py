@@ -320,7 +320,8 @@ def _numbers(batches: Iterator[pa.RecordBatch]) -> Iterator[int]:
 
 
 def _surveyed(rows: LogRange, files: Sequence[LogFile]) -> pa.RecordBatch:
-    controls, partial, moves, kept_moves = [_CONTROL_SCHEMA.empty_table()], 0, 0, 0
+    controls = [_CONTROL_SCHEMA.empty_table()]
+    partial = moves = kept_moves = 0
     for file in files:
         if not (file.partial or rows.has_control(file)):
             continue

@@ -31,11 +31,12 @@ from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.dead_letters import failing_changes
 from pipelines.sinks.delta.delta_target import DeltaTarget, TxnMarker
 from pipelines.sinks.delta.executor_files import FILES, PartFile, add_files, collect_files, takes_files
+from pipelines.sinks.delta.executor_merge import StoredColumns
 from pipelines.sinks.delta.history_modes import HistoryRows
 from pipelines.sinks.delta.history_row_maker import CHANGE_OPS, HistoryRowMaker, changes_to_merge
 from pipelines.sinks.delta.history_rows import WithoutBase
 from pipelines.sinks.delta.new_data_files import TargetFolder
-from pipelines.sinks.delta.schema_evolution import FilledColumn, evolved_batch, read_plan
+from pipelines.sinks.delta.schema_evolution import read_plan
 from pipelines.sinks.delta.spark_target import SORTED_JOIN, frame_at, frame_of, hinted_merge_source, spark_schema
 from pipelines.sinks.delta.target_columns import OP, RowShape
 from pipelines.sinks.delta.target_layout import backticked, check_partition_values
@@ -69,23 +70,6 @@ class PartHistory:
         rows = maker.new_rows(self.changes(pa.concat_tables(images)), before, self.endings)
         check_partition_values(rows, maker.shape.partition_texts, maker.shape.schema.topic)
         return rows
-
-
-@dataclass(frozen=True, slots=True)
-class StoredColumns:
-    """The columns of a target, and how those of its new rows are read from them. Executors get pickled instances."""
-
-    present: pa.Schema
-    columns: tuple[FilledColumn, ...]
-
-    @property
-    def names(self) -> dict[str, str]:
-        """Column of the new rows → column of the target that has its values."""
-        return {column.field.name: column.source for column in self.columns if column.source is not None}
-
-    def to_rows(self, batch: pa.RecordBatch) -> pa.Table:
-        """Convert a batch with columns of the target to rows with the columns of the new rows."""
-        return pa.Table.from_batches([evolved_batch(batch, self.present, self.columns)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +164,8 @@ class ExecutorHistory:
 
     def _stored_rows(self) -> DataFrame:
         """Return the rows of the target that the changes depend on, each with the part of its key."""
-        history, shape, parts = self.history, self.rows.shape, self.parts.parts
-        present = self.target.columns
+        history, shape = self.history, self.rows.shape
+        parts, present = self.parts.parts, self.target.columns
         stored = StoredColumns(present, read_plan(present, self.rows.columns))
         key = [stored.names[name] for name in shape.key]
         key_fields = [pa.field(f"{_KEY}{n}", shape.image_columns.field(name).type) for n, name in enumerate(shape.key)]

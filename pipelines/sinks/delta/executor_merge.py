@@ -65,15 +65,32 @@ _TASK_ROWS: Final = "part int, bases binary, images binary"
 
 
 @dataclass(frozen=True, slots=True)
+class StoredColumns:
+    """The columns of a target, and how those of other rows are made from them. Executors receive pickled instances."""
+
+    present: pa.Schema
+    """The columns of the target."""
+    columns: tuple[FilledColumn, ...]
+    """How each column of the other rows is made."""
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Column of the other rows → column of the target that has its values."""
+        return {column.field.name: column.source for column in self.columns if column.source is not None}
+
+    def to_rows(self, batch: pa.RecordBatch) -> pa.Table:
+        """Convert a batch with columns of the target to the other rows."""
+        return pa.Table.from_batches([evolved_batch(batch, self.present, self.columns)])
+
+
+@dataclass(frozen=True, slots=True)
 class BasePlan:
     """Where the base rows of partial images are read, and their columns. Executors receive pickled instances."""
 
     uri: str
     version: int
-    present: pa.Schema
-    """The columns of the target at this version."""
-    columns: tuple[FilledColumn, ...]
-    """How each column of the base rows is made from the columns of the target."""
+    stored: StoredColumns
+    """The columns of the target at this version, and those of the base rows."""
     exact: bool
     truncated: tuple[int, int] | None
     relation: int | None
@@ -86,29 +103,20 @@ class BasePlan:
             return None
         table: DeltaTable = bases.read_table()
         present = columns_of_part(pa.schema(table.schema().to_arrow()), bases.relation)
-        columns = read_plan(present, shape.image_columns)
-        return cls(target.uri, table.version(), present, columns, bases.exact, bases.truncated, bases.relation)
-
-    @property
-    def names(self) -> dict[str, str]:
-        """Column of the base rows → column of the target that has its values."""
-        return {column.field.name: column.source for column in self.columns if column.source is not None}
+        stored = StoredColumns(present, read_plan(present, shape.image_columns))
+        return cls(target.uri, table.version(), stored, bases.exact, bases.truncated, bases.relation)
 
     def lookup(self, streams: Sequence[bytes]) -> BaseLookup:
         """Return the lookup of the base rows that a task has received."""
         rows = [from_ipc(stream) for stream in streams]
-        schema = pa.schema([column.field for column in self.columns])
+        schema = pa.schema([column.field for column in self.stored.columns])
         return BaseLookup(
             None,
             exact=self.exact,
             truncated=self.truncated,
             received=pa.concat_tables([schema.empty_table(), *rows]),
-            present=self.present,
+            present=self.stored.present,
         )
-
-    def to_rows(self, batch: pa.RecordBatch) -> pa.Table:
-        """Convert a batch with columns of the target to base rows."""
-        return pa.Table.from_batches([evolved_batch(batch, self.present, self.columns)])
 
 
 @dataclass(frozen=True)
@@ -249,7 +257,7 @@ class ExecutorMerge:
 
     def _base_rows(self, plan: BasePlan) -> DataFrame:
         """Return the rows of the target to which partial images belong, each with the part of its image."""
-        shape, names, parts = self.shape, plan.names, self.parts.parts
+        shape, names, parts = self.shape, plan.stored.names, self.parts.parts
         key = [names[name] for name in shape.key]
         key_types = pa.schema([shape.image_columns.field(name) for name in shape.key])
         key_schema = pa.schema([(f"{_KEY}{n}", field.type) for n, field in enumerate(key_types)])
@@ -263,7 +271,7 @@ class ExecutorMerge:
         def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in batches:
                 part_of = batch[_PART].to_numpy().astype(np.int64)
-                rows = plan.to_rows(batch)
+                rows = plan.stored.to_rows(batch)
                 for part, numbers in split_by_part(part_of, parts):
                     if len(numbers):
                         yield _piece_of_bases(part, rows.take(numbers))
