@@ -60,7 +60,7 @@ def sent_whole(rows: Iterable[Row]) -> list[Row]:
 
 def evolving(rows: list[Row], random: Random) -> Story:
     """The same changes of a table that in between gains a column with a default, renames one and widens one."""
-    # a row that moves is told by two changes, with nothing between them
+    # a row that moves is two changes, with nothing between them
     places = [n for n, row in enumerate(rows) if row["old_key"] is None and len(rows) < 4 * n]
     steps = dict(zip(random.sample(places, 3), (_with_grade, _renamed, _widened), strict=True))
     first = now = _of_type(TABLE, 23, "integer")

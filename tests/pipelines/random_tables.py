@@ -164,7 +164,7 @@ def _with_all_columns(rows: Sequence[Row]) -> list[Row]:
 
 def _with_changed_columns(rows: Sequence[Row], first: TableSchema, random: Random) -> list[Row]:
     """The same changes of a table that gains a column with a default, renames one and widens one."""
-    # a row that moves is told by two changes, with nothing between them
+    # a row that moves is two changes, with nothing between them
     places = [number for number, row in enumerate(rows) if row["old_key"] is None and row["op"] not in "rg"]
     steps = dict(zip(random.sample(places, min(3, len(places))), (_with_grade, _renamed, _widened), strict=False))
     schema, changed = first, list[Row]()

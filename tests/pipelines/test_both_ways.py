@@ -21,6 +21,7 @@ from pyspark.sql import SparkSession
 from cdc.catalog import Catalog
 from cdc.config import DeltaSinkDefinition, EngineChoice, load_definition
 from cdc.log.reader import LogReader
+from cdc.log.writer import LogWriter
 from cdc.position import Position
 from cdc.stores.lake_reader import read_target
 from cdc.table import TableSchema
@@ -182,6 +183,17 @@ RULES = {
 }
 
 
+def appended_batches(random: Random, writer: LogWriter, waiting: list[list[Row]]) -> Iterator[Position]:
+    """Append transactions to a log in batches of random size; yield the end of each batch."""
+    for batch in range(BATCHES):
+        size = len(waiting) if batch == BATCHES - 1 else random.randint(1, max(1, len(waiting) // 2))
+        own, waiting = waiting[:size], waiting[size:]
+        if not own:
+            return
+        append(writer, own)
+        yield Position(own[-1][-1]["position"])
+
+
 def run_both_ways(spark: SparkSession, seed: int, rules: str) -> None:
     """Apply a random log both ways, batch by batch, and compare all results."""
     random, spark = Random(seed), compiling(spark)
@@ -192,13 +204,7 @@ def run_both_ways(spark: SparkSession, seed: int, rules: str) -> None:
             loop_in(folder / "here", log, spark, rules=rules, engine=EngineChoice.HERE) as here,
             loop_in(folder / "spark", log, spark, rules=rules) as there,
         ):
-            for batch in range(BATCHES):
-                size = len(waiting) if batch == BATCHES - 1 else random.randint(1, max(1, len(waiting) // 2))
-                own, waiting = waiting[:size], waiting[size:]
-                if not own:
-                    break
-                append(writer, own)
-                end = Position(own[-1][-1]["position"])
+            for end in appended_batches(random, writer, waiting):
                 here(None, end)
                 there(spark, end)
                 assert rows_of(there) == rows_of(here)

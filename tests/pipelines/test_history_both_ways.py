@@ -12,14 +12,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from cdc.position import Position
-from tests.pipelines.cold_log import append, log_writer
-from tests.pipelines.test_both_ways import ManyKeys, loop_in, parked_in, random_log, records_of, rows_of
+from tests.pipelines.cold_log import log_writer
+from tests.pipelines.test_both_ways import (
+    ManyKeys,
+    appended_batches,
+    loop_in,
+    parked_in,
+    random_log,
+    records_of,
+    rows_of,
+)
 
 pytestmark = pytest.mark.usefixtures("with_delta")
 EXAMPLES = int(os.environ.get("CDC_HISTORY_BOTH_WAYS_EXAMPLES", "1"))
 """Random logs that are applied both ways; 500 are the proof, and take hours."""
-BATCHES = 2
 RULES = """[
   {match: shop.table1, stored_as_scd_type: 2, transform: {mask: {large: "keep_last:1"}, rename: {more: other}}},
   {match: shop.table2, mode: append, transform: {drop: [large]}},
@@ -47,13 +53,7 @@ def test_both_ways_keep_the_same_history_positions_and_dead_letters(spark: Spark
             loop_in(folder / "here", log, None, rules=RULES) as here,
             loop_in(folder / "spark", log, spark, rules=RULES) as there,
         ):
-            for batch in range(BATCHES):
-                size = len(waiting) if batch == BATCHES - 1 else random.randint(1, max(1, len(waiting) // 2))
-                own, waiting = waiting[:size], waiting[size:]
-                if not own:
-                    break
-                append(writer, own)
-                end = Position(own[-1][-1]["position"])
+            for end in appended_batches(random, writer, waiting):
                 here(None, end)
                 there(spark, end)
                 assert rows_of(there) == rows_of(here)

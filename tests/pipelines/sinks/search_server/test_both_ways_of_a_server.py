@@ -22,7 +22,6 @@ from cdc.catalog import Catalog
 from cdc.config import EngineChoice, SearchSinkDefinition
 from cdc.failpoint import VARIABLE, Abandoned
 from cdc.log.reader import LogReader
-from cdc.position import Position
 from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.sink_status_reporter import SinkFigures
@@ -30,13 +29,12 @@ from pipelines.sink_factory import build_sink
 from pipelines.sink_loop import SinkLoop
 from tests.fixtures.opensearch import SharedOpenSearch
 from tests.fixtures.search_sinks import search_sink
-from tests.pipelines.cold_log import append, log_writer
+from tests.pipelines.cold_log import log_writer
 from tests.pipelines.shop_pipeline import FIGURES
-from tests.pipelines.test_both_ways import parked_in, random_log, records_of
+from tests.pipelines.test_both_ways import appended_batches, parked_in, random_log, records_of
 
 EXAMPLES = int(os.environ.get("CDC_BOTH_WAYS_EXAMPLES", "1"))
 """Random logs that are applied both ways."""
-BATCHES = 2
 DYING = ("search_before_rows", "search_after_rows", "after_park", "search_before_refresh", "search_after_commit")
 """Where a driver dies that applies a batch on the executors; another one then applies it."""
 
@@ -85,13 +83,7 @@ def test_both_ways_have_the_same_documents_positions_and_dead_letters(
     with TemporaryDirectory() as root, pytest.MonkeyPatch.context() as patch:
         log = Path(root, "log")
         writer, waiting = log_writer(log), random_log(random)
-        for batch in range(BATCHES):
-            size = len(waiting) if batch == BATCHES - 1 else random.randint(1, max(1, len(waiting) // 2))
-            added, waiting = waiting[:size], waiting[size:]
-            if not added:
-                break
-            append(writer, added)
-            end = Position(added[-1][-1]["position"])
+        for end in appended_batches(random, writer, waiting):
             with loop_of(sinks[0], log, None) as here:
                 here(None, end)
                 expected = documents(opensearch, here), parked_in(here), without_targets(here)
