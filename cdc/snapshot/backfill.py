@@ -32,8 +32,8 @@ from cdc.snapshot.backfill_documents import BackfillRequest, BackfillState, Tabl
 from cdc.snapshot.chunk_copier import ChunkCopier, CopyContext, CopyStopped
 from cdc.snapshot.chunk_plan import BlockPlan, ChunkLimits, ChunkPlan, ChunkResult, KeyListPlan, KeyRangePlan
 from cdc.snapshot.chunk_sender import (
-    complete_table_chunk,
     end_of_copy_chunk,
+    end_of_first_copy_chunk,
     schema_chunk,
     schema_from_catalog,
     with_state,
@@ -178,9 +178,7 @@ class Backfill:
             self._read_missing_bases(schema, done, Position(since), moved=isinstance(plan, KeyRangePlan))
         if self._request.completes and self._request.epoch == context.sender.durable_position.epoch:
             self._wait_while_paused()
-            context.sender.place_chunk(
-                schema.relation, lambda version: complete_table_chunk(with_state(version or schema, TableState.LIVE))
-            )
+            context.sender.place_chunk(schema.relation, lambda version: end_of_first_copy_chunk(version or schema))
         if done.began is not None:
             began = Position(done.began)
             self._wait_while_paused()

@@ -23,7 +23,7 @@ from cdc.postgres.chunk_queries import replay_lag
 from cdc.postgres.column_identity import EPOCH_SHIFT
 from cdc.postgres.logical_messages import emit_message
 from cdc.snapshot.watermark_window import Chunk, PlacedRows, WatermarkWindows
-from cdc.table import TableSchema, TableState
+from cdc.table import CAPTURED, TableSchema, TableState
 
 STOP_CHECK_EVERY: Final = 0.1
 """Seconds between two checks whether the reader is stopping."""
@@ -159,6 +159,17 @@ def schema_chunk(version: TableSchema, generation: Position | None = None) -> Ch
 def complete_table_chunk(version: TableSchema) -> Chunk:
     """Return a chunk without rows that marks a table as completely copied; targets delete no rows at this chunk."""
     return schema_chunk(version, Position(0))
+
+
+def end_of_first_copy_chunk(version: TableSchema | None) -> Chunk:
+    """Return the chunk that marks a table as live after all of its rows were read for the first time.
+
+    Raises ConfigError if the table is no longer captured: a table may be dropped, or lose changes, after its last row
+    was read.
+    """
+    if version is None or version.state not in CAPTURED:
+        raise not_copyable_error(version)
+    return complete_table_chunk(with_state(version, TableState.LIVE))
 
 
 def end_of_copy_chunk(version: TableSchema, began: Position) -> Chunk:

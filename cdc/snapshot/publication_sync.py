@@ -40,6 +40,7 @@ from cdc.snapshot.chunk_sender import (
     ChunkSender,
     ReaderLink,
     complete_table_chunk,
+    not_copyable_error,
     schema_chunk,
     schema_from_catalog,
     with_state,
@@ -183,6 +184,8 @@ class PublicationSync:
 
             def build(version: TableSchema | None) -> Any:
                 current = version or chosen
+                if current.state is TableState.DROPPED:
+                    raise not_copyable_error(current)
                 if current.state is TableState.NEEDS_RESYNC:
                     now = published_schema(conn, current.oid, source.publication.name)
                     current = schema_from_catalog(current, now, epoch)

@@ -115,7 +115,7 @@ class _Window:
     rows: list[pa.Table] = field(default_factory=list)
     nbytes: int = 0
     schema_changed: bool = False
-    """True if a new version of the relation's schema arrived in the window."""
+    """True if the stream or another chunk brought a new version of the relation's schema in the window."""
     chunk: Chunk | None = None
     outcome: PlacedRows | None = None
 
@@ -135,9 +135,10 @@ class _Window:
 
     def merge(self, chunk: Chunk) -> _MergedChunk | None:
         """Return what to insert for a chunk, or None if the chunk must be read again."""
-        if chunk.schema is not None and self.schema_changed:  # the stream's version is the newer one
+        has_rows = chunk.visibility is not None or chunk.rows.num_rows > 0 or chunk.encoded is not None
+        if self.schema_changed and (has_rows or chunk.schema is not None):  # the new version is not the chunk's
             return None
-        if chunk.visibility is None and not chunk.rows.num_rows and chunk.encoded is None:
+        if not has_rows:
             return _MergedChunk([chunk.rows])
         if self.nbytes > WINDOW_LIMIT:
             return None
@@ -259,6 +260,8 @@ class WatermarkWindows:
             if chunk.schema is not None:
                 schema = chunk.schema.following(self._schemas.get(chunk.relation))
                 chunk, self._schemas[chunk.relation] = replace(chunk, schema=schema), schema
+                for other in self._windows.values():
+                    other.schema_changed = other.schema_changed or other.relation == chunk.relation
             if placed is not None:  # a chunk of rows alone, without control rows
                 first_row = replace(placed.first, ordinal=placed.first.ordinal + placed.rows)
                 return None, [placed, *_batches_at(chunk, merged.tables, first_row, window.after)]

@@ -13,9 +13,10 @@ import pyarrow.compute as pc
 import pytest
 
 from cdc.catalog.commands import CommandState
+from cdc.errors import ConfigError
 from cdc.postgres.connection import connect
 from cdc.snapshot.backfill_documents import BACKFILL, BackfillRequest
-from cdc.snapshot.publication_sync import SYNC_EVERY
+from cdc.snapshot.publication_sync import SYNC_EVERY, PublicationSync
 from cdc.snapshot.reader_commands import CHECK_TABLES
 from cdc.table import TableState
 from tests.faults.capture import Captured, fold, rows_with
@@ -244,6 +245,7 @@ def test_of_all_tables_that_are_published_only_those_that_are_asked_for_come_int
 
 
 def test_a_table_made_anew_under_its_name_is_another_one_with_its_own_rows(held: Captured) -> None:
+    (before,) = held.log.schemas().values()
     with Running(held) as running:
         run_sql(held.dsn, "UPDATE t SET v = 'last' WHERE id = 1")
         run_sql(held.dsn, "DROP TABLE t", "CREATE TABLE t (id int PRIMARY KEY, v text)")
@@ -252,7 +254,10 @@ def test_a_table_made_anew_under_its_name_is_another_one_with_its_own_rows(held:
         copied(running, 1)
         run_sql(held.dsn, "INSERT INTO t VALUES (8, 'newer')")
         running.caught_up()
-    old, new = sorted(held.log.schemas())
+        old, new = sorted(held.log.schemas())
+        sync = PublicationSync(lambda: held.definition, held.definition, running.context.link)
+        with pytest.raises(ConfigError, match="it became dropped"):  # the table was live as the skip was requested
+            sync.skip(before)
     assert [(row[1], row[2]) for row in fold(held.log, new)] == [("7", "new"), ("8", "newer")]
     assert [row[2] for row in fold(held.log, old)] == ["last"]
     assert states(held)["public.t"] == [TableState.DROPPED, TableState.LIVE]

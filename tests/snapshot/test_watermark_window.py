@@ -18,7 +18,7 @@ from cdc.pgoutput.decoder_events import DecodedRows, WatermarkSeen
 from cdc.position import Position
 from cdc.postgres.visibility import Visibility
 from cdc.snapshot.watermark_window import WINDOW_LIMIT, Chunk, PlacedRows, WatermarkWindows
-from cdc.table import TableSchema
+from cdc.table import TableSchema, TableState
 from pipelines.folding.fold import fold
 from tests.fixtures.examples import examples
 from tests.pgoutput.streams import ORDERS
@@ -57,6 +57,26 @@ def test_a_version_that_a_chunk_brings_holds_from_its_watermark_on(windows: Wate
     assert isinstance(row, pa.RecordBatch)
     assert row["op"].to_pylist() == ["s"]
     assert windows.open_window("three", ORDERS.relation, 0.0) == FOLLOWING
+
+
+@pytest.mark.parametrize("values", [[], ["a"]])
+def test_a_chunk_is_read_again_if_another_chunk_brings_a_version_in_its_window(
+    windows: WatermarkWindows, values: list[str]
+) -> None:
+    """A table that is dropped as its copy ends must not be marked as live by the end of the copy."""
+    dropped = FOLLOWING.flagged(TableState.DROPPED, "gone")
+    for token in ("mark", "copy", "foreign"):
+        windows.open_window(token, RELATION if token == "foreign" else ORDERS.relation, 0.0)
+    windows.set_chunk("mark", chunk(dropped))
+    windows.set_chunk("copy", replace(chunk(None if values else FOLLOWING), rows=read(values)))
+    windows.set_chunk("foreign", Chunk(RELATION, "shop.t", read(["b"])))
+    marked, _ = windows.batches_at_watermark(WatermarkSeen(b"mark", Position(200), 0, 7, 5))
+    assert marked is not None
+    assert marked.state is TableState.DROPPED
+    assert windows.batches_at_watermark(WatermarkSeen(b"copy", Position(200), 1, 7, 5)) == (None, [])
+    assert windows.wait_for_outcome("copy", 0.0).must_read_again
+    windows.batches_at_watermark(WatermarkSeen(b"foreign", Position(200), 2, 7, 5))
+    assert windows.wait_for_outcome("foreign", 0.0).rows == 1
 
 
 def test_a_watermark_of_nobody_and_one_of_work_that_ended_mean_nothing(windows: WatermarkWindows) -> None:
