@@ -10,10 +10,8 @@ divided by key. Each task of such a relation reads all rows of the relation and 
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from itertools import pairwise
 from operator import itemgetter
 from typing import Final, Self
@@ -26,6 +24,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from cdc.errors import InvalidDefinition
+from cdc.garbage import collect_garbage_rarely
 from cdc.log.disk_format import LogFile
 from cdc.log.file_selection import TableSelection, split
 from cdc.log.read_plan import HistoryPlan
@@ -216,7 +215,7 @@ def group_files(files: Iterable[LogFile]) -> list[list[LogFile]]:
 
 def read_task(partition: InputPartition, frame: Frame) -> Iterator[pa.RecordBatch]:
     """Return the rows of one task as Arrow batches; runs on an executor."""
-    _freeze_imported_objects()
+    collect_garbage_rarely()
     if isinstance(partition, BaselinePartition):
         state = fold_share(partition.share, partition.horizon)
         yield from frame.to_batches(select_rows(state, partition.tables).select(frame.log_columns))
@@ -226,15 +225,6 @@ def read_task(partition: InputPartition, frame: Frame) -> Iterator[pa.RecordBatc
             yield from frame.to_batches(rows)
         if partition.boundary is not None:
             yield _boundary_row(*partition.boundary)
-
-
-@cache
-def _freeze_imported_objects() -> None:
-    """Exclude all present objects from garbage collection, once per process.
-
-    Spark's worker collects garbage after each task. Scanning all modules would cost a quarter of the time of reading.
-    """
-    gc.freeze()
 
 
 def _read_rows(partition: LogPartition, columns: list[str]) -> Iterator[pa.Table]:

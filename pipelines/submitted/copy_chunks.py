@@ -18,6 +18,7 @@ from uuid import uuid4
 from cdc.catalog import REPORT_MAX_AGE, Catalog
 from cdc.config import Definition
 from cdc.errors import CdcError, CopyExecutorFailed, LogError, StateConflict, error_of_code
+from cdc.garbage import collect_garbage_rarely
 from cdc.log.reader import LogReader
 from cdc.pgoutput.load_kernels import load_copy_kernels
 from cdc.postgres.connection import connect
@@ -130,6 +131,7 @@ def _run(session: SparkSession, function: Callable[[Any], Any], arguments: list[
 
 
 def _stage(access: ExecutorAccess, task: ChunkTask) -> StagedChunk | _TaskFailure:
+    collect_garbage_rarely()
     try:
         return stage_chunk(task, access)
     except CdcError as exc:
@@ -141,6 +143,7 @@ def _stage(access: ExecutorAccess, task: ChunkTask) -> StagedChunk | _TaskFailur
 def _probe(access: ExecutorAccess, _number: int) -> str | _TaskFailure:
     """Load the compiled code, connect to the source, write an empty file into CHUNKS, and return its name."""
     load_copy_kernels()  # compiles them once for each machine, before the reader waits for a chunk
+    collect_garbage_rarely()
     name = f"probe-{uuid4().hex}"
     try:
         connect(access.dsn, application_name="cdc copy").close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -24,6 +26,17 @@ from tests.fixtures.waiting import until
 from tests.snapshot.reader_with_backfills import Running
 
 ROWS = 20_000
+
+PROBE = """
+import gc
+from pathlib import Path
+from cdc.config.source import Undecodable
+from cdc.snapshot.executor_chunks import ExecutorAccess
+from pipelines.submitted.copy_chunks import _probe
+
+_probe(ExecutorAccess("host=/nowhere dbname=none", Path("/nowhere"), Undecodable.FAIL), 0)
+assert gc.get_freeze_count() > 10_000, gc.get_freeze_count()
+"""
 
 
 @pytest.fixture(name="held")
@@ -100,3 +113,8 @@ def test_a_job_for_which_no_reader_runs_ends_with_the_command_that_starts_one(tm
             until(end.is_reached, "the end of the job")
     assert refused.value.code == "CDC-1006"
     assert refused.value.fix.startswith("start the reader with 'cdc reader -c FILE'")
+
+
+def test_an_executor_never_looks_for_garbage_among_its_modules() -> None:
+    done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
