@@ -115,7 +115,7 @@ class _Window:
     rows: list[pa.Table] = field(default_factory=list)
     nbytes: int = 0
     schema_changed: bool = False
-    """True if the stream or another chunk brought a new version of the relation's schema in the window."""
+    """True if the stream or another chunk had a new version of the relation's schema in the window."""
     chunk: Chunk | None = None
     outcome: PlacedRows | None = None
 
