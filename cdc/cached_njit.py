@@ -11,6 +11,9 @@ After an upgrade of cdc, numba alone can run machine code of the old version, or
 
 This module takes an exclusive file lock for every access to the cache of a package. The first access after a change of
 any file of the package removes all earlier code.
+
+Spark gives executors the package as an archive, in another directory for each application. numba would name the cache
+after this directory, so that every application compiles again. Here the content of the package names it.
 """
 
 from __future__ import annotations
@@ -21,15 +24,37 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import lru_cache
 from hashlib import sha256
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from threading import RLock
 from typing import Any, Final
+from zipfile import ZipFile
 
 import numba
+from numba.core.caching import ZipCacheLocator
 
 _ONLY_CACHED: Final = ContextVar("_ONLY_CACHED", default=False)
 LOCK_FILE: Final = "cdc-kernels.lock"
 """Name of the lock file in a cache directory; its content is the fingerprint of the compiled package."""
+_LOCATORS: Final = (
+    "UserProvidedCacheLocator",
+    "InTreeCacheLocator",
+    "UserWideCacheLocator",
+    "IPythonCacheLocator",
+    f"{__name__}.ArchiveCacheLocator",
+)
+"""The classes by which numba finds a cache directory, in its order; the last one replaces numba's own."""
+if not numba.config.CACHE_LOCATOR_CLASSES:  # the environment may name others
+    numba.config.CACHE_LOCATOR_CLASSES = ",".join(_LOCATORS)
+
+
+class ArchiveCacheLocator(ZipCacheLocator):  # type: ignore[misc] # numba has no types
+    """The cache directory of a function in a zip file, named after the content of its package."""
+
+    def __init__(self, function: Callable[..., Any], file: str) -> None:
+        super().__init__(function, file)
+        package = Path(file).parent
+        named_by_path = Path(super().get_cache_path())
+        self._cache_path = str(named_by_path.with_name(f"{package.name}_{_fingerprint(package)}"))
 
 
 class FunctionNotCached(Exception):
@@ -87,7 +112,7 @@ class _PackageCache:
     """The directory with the compiled code of one package, protected by a lock; thread-safe."""
 
     def __init__(self, path: Path, package: Path) -> None:
-        self._path, self._expected = path, _fingerprint(package)
+        self._path, self._expected = path, _fingerprint(package).encode()
         self._thread_lock = RLock()
         self._depth = 0
 
@@ -133,11 +158,26 @@ def _cache_in(path: Path, package: Path) -> _PackageCache:
     return _PackageCache(path, package)
 
 
-def _fingerprint(package: Path) -> bytes:
+@lru_cache
+def _fingerprint(package: Path) -> str:
     """Digest of numba's version and of the name and content of every Python file of a package."""
     digest = sha256(numba.__version__.encode())
-    files = sorted(package.glob("*.py")) or [path for path in package.parents if path.is_file()]  # a zip file
-    for path in files:
-        with suppress(FileNotFoundError):  # removed by an upgrade that is running
-            digest.update(f"\0{path.name}\0".encode() + path.read_bytes())
-    return digest.hexdigest().encode()
+    for name, content in _python_files(package):
+        digest.update(f"\0{name}\0".encode() + content)
+    return digest.hexdigest()
+
+
+def _python_files(package: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield the name and content of every Python file of a package, which may be in a zip file."""
+    archive = next((path for path in package.parents if path.is_file()), None)
+    if archive is None:
+        for path in sorted(package.glob("*.py")):
+            with suppress(FileNotFoundError):  # removed by an upgrade that is running
+                yield path.name, path.read_bytes()
+        return
+    folder = PurePosixPath(package.relative_to(archive))
+    with ZipFile(archive) as opened:
+        for member in sorted(opened.namelist()):
+            inner = PurePosixPath(member)
+            if inner.parent == folder and inner.suffix == ".py":
+                yield inner.name, opened.read(member)

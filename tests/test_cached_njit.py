@@ -128,6 +128,26 @@ def test_a_package_in_a_zip_file_is_compiled_whether_its_cache_can_be_made_or_no
     assert bool(list(folder.rglob("*.nbc"))) == stored
 
 
+def test_the_same_package_in_another_zip_file_is_not_compiled_again(package: Package) -> None:
+    """Each application of Spark gets the archive in another directory."""
+    environment = {"XDG_CACHE_HOME": str(package.folder / "cache")}
+
+    def call_archived(place: str) -> str:
+        archive = make_archive(str(package.folder / place / "sent"), "zip", package.folder, "adder")
+        code = HERE + CALL.format(name=package.name)
+        ended = forked.run("tests.run_code", code, archive, environment=environment)
+        return ended.output.strip() or ended.errors
+
+    package.upgrade(added=1)
+    assert call_archived("one") == "2"
+    code = {path: path.stat().st_mtime_ns for path in package.folder.rglob("*.nb?")}
+    assert code
+    assert call_archived("two") == "2"
+    assert {path: path.stat().st_mtime_ns for path in package.folder.rglob("*.nb?")} == code
+    package.upgrade(added=2)
+    assert call_archived("one") == "3"
+
+
 def test_while_a_process_stores_new_code_no_other_one_runs_the_earlier_code(package: Package) -> None:
     """The index names the new code from before that is written, so the lock must keep other processes from reading."""
     package.notes_version = True
