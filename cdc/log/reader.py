@@ -272,10 +272,8 @@ class LogReader:
         """
         for file in only.narrowed(self.files(after, upto)):
             for rows in stream_file(file, after, upto, LOG_SCHEMA.names, only):
-                if topics is not None:
-                    wanted = {t for t in rows["topic"].unique().to_pylist() if t is None or topics(t)}
-                    rows = rows.filter(pc.is_in(rows["topic"], pa.array(wanted, pa.string())))  # noqa: PLW2901
-                yield from rows.to_batches()
+                selected = rows if topics is None else _of_topics(rows, topics)
+                yield from selected.to_batches()
 
     def schemas(self, upto: Position | None = None) -> dict[int, TableSchema]:
         """Return the schema of each relation at position `upto` (default: the durable position)."""
@@ -439,6 +437,15 @@ def _together(parts: Sequence[pa.Table], schema: pa.Schema) -> pa.Table:
     if len(parts) == 1:  # small files are read very often
         return parts[0]
     return pa.concat_tables([schema.empty_table(), *parts])
+
+
+def _of_topics(rows: pa.Table, topics: Callable[[str], bool]) -> pa.Table:
+    """Return the rows whose topic is selected, and those without a topic; if these are all, without a copy."""
+    present = rows["topic"].unique().to_pylist()
+    selected = [topic for topic in present if topic is None or topics(topic)]
+    if len(selected) == len(present):
+        return rows
+    return rows.filter(pc.is_in(rows["topic"], pa.array(selected, pa.string())))
 
 
 def _between(rows: pa.Table, after: Position, upto: Position) -> pa.Table:
