@@ -27,6 +27,8 @@ COPY_AGAIN: Final = (
     "copy the table again: 'cdc tables resync TABLE'; after the copy the table continues without a restart"
 )
 """Remedy of errors that a new full copy of the table resolves."""
+AT_ONCE: Final = 1 << 14
+"""Number of rows that are converted at once: their texts are then still in the processor's cache."""
 MOST_TEXT: Final = 1 << 30
 """Maximum bytes of images that are converted at once; an Arrow array of text or of maps contains at most 2 GiB."""
 _ABSENT: Final = -1
@@ -60,11 +62,19 @@ def typed_rows(images: pa.Table, schema: TableSchema, policy: Policy) -> pa.Tabl
     the base row; `sent_cells` shows where. Raises ValueNotRepresentable with column, type and position of the first
     value that cannot be represented.
     """
-    return pa.concat_tables([_typed_part(part, schema, policy) for part in _split_by_size(images)])
+    return pa.concat_tables([_typed_part(part, schema, policy) for part in _divided(images)])
+
+
+def _divided(images: pa.Table) -> list[pa.Table]:
+    """Divide images into tables of AT_ONCE rows, and of at most MOST_TEXT bytes.
+
+    A single record batch is divided only by rows.
+    """
+    parts = [images.slice(start, AT_ONCE) for start in range(0, max(1, images.num_rows), AT_ONCE)]
+    return [smaller for part in parts for smaller in _split_by_size(part)]
 
 
 def _split_by_size(images: pa.Table) -> list[pa.Table]:
-    """Divide images into tables of at most MOST_TEXT bytes. A single record batch is never divided."""
     if images.column("after").nbytes <= MOST_TEXT:
         return [images]
     size, parts = 0, list[list[pa.RecordBatch]]()

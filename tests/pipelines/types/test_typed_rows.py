@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cdc.errors import SchemaNotApplicable, ValueNotRepresentable
 from pipelines.types.families import TypePolicy
-from pipelines.types.typed_rows import sent_cells, target_schema, typed_keys, typed_rows
+from pipelines.types.typed_rows import AT_ONCE, sent_cells, target_schema, typed_keys, typed_rows
 from tests.contracts.folded import ID, ITEM, ORDERS, PRICE, Row, column, folded, part, put
 
 IMAGES = st.lists(
@@ -65,6 +65,18 @@ def test_the_first_value_that_does_not_fit_is_named_by_column_type_and_position(
     assert "NaN" not in str(caught.value)
     assert caught.value.__cause__ is None
     assert caught.value.__context__ is None
+
+
+def test_more_rows_than_are_converted_at_once_keep_their_order_and_the_first_bad_value():
+    rows = pa.concat_tables([folded([put(n, "a", 16 + n, price="1.00") for n in range(2)])] * (AT_ONCE // 2 + 1))
+    assert rows.num_rows > AT_ONCE
+    typed = typed_rows(rows, ORDERS, TypePolicy.EXACT)
+    assert typed["id"].to_pylist() == [0, 1] * (AT_ONCE // 2 + 1)
+    assert typed.schema == target_schema(ORDERS, TypePolicy.EXACT)
+
+    bad = folded([put(7, "a", 16 + 7, price="NaN")])
+    with pytest.raises(ValueNotRepresentable, match=r"'price'.*0/17 "):
+        typed_rows(pa.concat_tables([rows, bad]), ORDERS, TypePolicy.EXACT)
 
 
 def test_keys_come_in_key_order():
