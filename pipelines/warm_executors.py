@@ -15,6 +15,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from pipelines.runtime.spark_session import SparkSettings
+from pipelines.runtime.worker_process import skip_modules_in_collections
 from pipelines.sinks.delta import executor_upsert  # noqa: F401 - what a worker loads to merge a batch
 from pipelines.sinks.delta.indexed.load_kernels import load_kernels
 
@@ -48,5 +49,6 @@ def _run_tasks(session: SparkSession) -> None:
 def _load_code(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     # the import of this module has loaded the modules of a merge
     load_kernels()
+    skip_modules_in_collections()
     for batch in batches:
         yield pa.RecordBatch.from_pydict({"loaded": batch["id"]})

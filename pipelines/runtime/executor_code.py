@@ -12,7 +12,6 @@ from __future__ import annotations
 import atexit
 import re
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,6 +32,7 @@ from cdc.errors import (
     error_of_code,
 )
 from cdc.stores.lake_access import access_error
+from pipelines.runtime.worker_process import skip_modules_in_collections
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -97,15 +97,6 @@ def worker_error(exc: BaseException) -> LogError | ExecutorPythonUnusable | Lake
     return access_error(exc, "a target that an executor writes") if _OF_WORKER in text else None
 
 
-def is_task() -> bool:
-    """Return whether this code runs in a task of an executor."""
-    if "pyspark" not in sys.modules:  # importing it takes a second
-        return False
-    from pyspark import TaskContext
-
-    return TaskContext.get() is not None
-
-
 class TaskError(Exception):
     """A CdcError of a task: its code, its message and a remedy of its own as one line of text."""
 
@@ -113,6 +104,7 @@ class TaskError(Exception):
 @contextmanager
 def forwarding_errors() -> Iterator[None]:
     """In a task: convert a CdcError of the block to a TaskError, which the driver recognises."""
+    skip_modules_in_collections()
     try:
         yield
     except CdcError as exc:
