@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -55,6 +56,18 @@ EVERYWHERE: Final = {
     "spark.ui.enabled": "false",
 }
 """Spark settings of every session; SparkSettings.conf overrides them."""
+
+UNIX_SOCKETS: Final = {
+    "spark.python.unix.domain.socket.enabled": "true",
+    # the default, the directory of the JVM for temporary files, has too long a name in a container of YARN
+    "spark.python.unix.domain.socket.dir": "/tmp",  # noqa: S108 - the names in it are random
+}
+"""Spark settings of sessions whose JVMs and Python workers speak over sockets that are files.
+
+Over TCP the first bytes of a task wait 40 ms for the acknowledgement of the ones before. Spark gives a socket that is a
+file no password, so only the account of the process may write to it.
+"""
+_WRITE_OF_OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
 
 DECISIVE: Final = frozenset(
     {
@@ -273,6 +286,11 @@ def _start_jvm(settings: SparkSettings) -> None:
         SparkContext._ensure_initialized(conf=_jvm_conf(settings, ()))  # noqa: SLF001
 
 
+def _everywhere() -> dict[str, str]:
+    has_private_files = configured_umask() & _WRITE_OF_OTHERS == _WRITE_OF_OTHERS
+    return EVERYWHERE | (UNIX_SOCKETS if has_private_files else {})
+
+
 def _names_delta(conf: Mapping[str, str]) -> bool:
     keys = ("spark.jars", "spark.jars.packages", "spark.driver.extraClassPath")
     return any("delta-spark" in conf.get(key, "") for key in keys)
@@ -280,7 +298,7 @@ def _names_delta(conf: Mapping[str, str]) -> bool:
 
 def _jvm_conf(settings: SparkSettings, jars: tuple[Path, ...], package: str = "") -> SparkConf:
     # Hadoop sets the modes of some files by its own umask
-    chosen = {**EVERYWHERE, "spark.hadoop.fs.permissions.umask-mode": f"{configured_umask():03o}"}
+    chosen = {**_everywhere(), "spark.hadoop.fs.permissions.umask-mode": f"{configured_umask():03o}"}
     if settings.local:
         log4j = Path(__file__).with_name("log4j2.properties").as_uri()
         options = f"-Dlog4j2.configurationFile={log4j} {_TRUST_ARROW}"
@@ -316,7 +334,7 @@ def _sql_settings(settings: SparkSettings, *, delta: bool) -> dict[str, str]:
     chosen = dict(_jvm_conf(settings, ()).getAll())
     if _submitted():
         given = {name for name, _ in SparkConf().getAll()} - DECISIVE
-        chosen = {name: value for name, value in (EVERYWHERE | dict(settings.conf)).items() if name not in given}
+        chosen = {name: value for name, value in (_everywhere() | dict(settings.conf)).items() if name not in given}
     for launched in ("spark.driver.extraClassPath", "spark.driver.extraJavaOptions", "spark.driver.memory"):
         chosen.pop(launched, None)
     if delta:

@@ -75,6 +75,19 @@ def test_a_given_jar_that_is_not_there_is_an_error(tmp_path: Path) -> None:
         delta_jars(SparkSettings(delta_jars=(str(tmp_path / "none.jar"),)))
 
 
+@pytest.mark.parametrize(
+    ("umask", "enabled"), [("", "true"), ("0027", "true"), ("0007", None), ("0075", None), ("0000", None)]
+)
+def test_sockets_are_files_unless_others_may_write_files(
+    umask: str, enabled: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CDC_UMASK", umask)
+
+    settings = _sql_settings(SparkSettings(), delta=False)
+
+    assert settings.get("spark.python.unix.domain.socket.enabled") == enabled
+
+
 def test_a_session_reads_postgres_text_under_utc_and_ansi(spark: SparkSession) -> None:
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
     assert spark.conf.get("spark.sql.ansi.enabled") == "true"
