@@ -75,14 +75,17 @@ def boundary(
 
     The batch ends after about `max_rows` rows or `max_bytes` bytes, or at the durable position if this comes first.
     A batch contains at least one file. If `max_rows` is None, the batch ends at the durable position. Otherwise a batch
-    from position 0 contains only the initial snapshot, so that a new target gets its first rows soon.
+    from position 0 contains only the initial snapshot, if there is one, so that a new target gets its first rows soon.
     """
     if max_rows is None:
         return max(after, durable)
+    ordered = overlapping(files, after, durable)
     if not after:
-        return min((file.last for file in overlapping(files, after, durable)), default=durable)
+        first = min((file.last for file in ordered), default=durable)
+        if not all(file.schemas_only for file in overlapping(ordered, after, first)):
+            return first
     end, rows, size = after, 0, 0
-    for file in overlapping(files, after, durable):
+    for file in ordered:
         rows, size = rows + file.rows, size + file.size
         if end > after and (rows > max_rows or size > max_bytes):
             return min(end, durable)

@@ -42,6 +42,30 @@ def test_batches_cover_the_log_once_and_always_move_on(files: list[LogFile], max
     assert seen == files
 
 
+def log_file(first: int, last: int, rows: int, *, schemas_only: bool = False) -> LogFile:
+    return LogFile(
+        path=f"{first}-{last}-{schemas_only}",
+        rows=rows,
+        size=rows,
+        first=Position(first),
+        last=Position(last),
+        segment=0,
+        schemas_only=schemas_only,
+    )
+
+
+def test_a_batch_from_the_beginning_has_more_than_the_schemas_of_a_log_without_a_snapshot():
+    files = [log_file(10, 10, 1, schemas_only=True), log_file(11, 20, 50), log_file(21, 30, 50), log_file(31, 40, 50)]
+
+    assert boundary(files, Position(0), Position(40), max_rows=110) == 30
+
+
+def test_a_batch_from_the_beginning_ends_with_the_initial_snapshot():
+    files = [log_file(10, 10, 1, schemas_only=True), log_file(10, 10, 50), log_file(11, 20, 50)]
+
+    assert boundary(files, Position(0), Position(20), max_rows=1_000) == 10
+
+
 @given(st.lists(st.integers(1, MAX_BYTES * 2), min_size=2, max_size=12), st.sampled_from([MAX_BYTES, 5 * MAX_BYTES]))
 def test_a_batch_of_more_files_than_one_ends_before_they_are_too_large(sizes: list[int], most: int):
     files = [
