@@ -219,6 +219,16 @@ class Backfill:
         """
         return self._context.executors.slots if self._request.sink is None else 0
 
+    def _waiting_tasks(self, tasks: int) -> int:
+        """Return how many tasks wait in the catalog while executors read `tasks` chunks.
+
+        An executor that has read a chunk then need not wait until the reader gets the result and posts another task,
+        which takes as long as the chunk of a small table. Under a limit of the source's load there is nothing to gain,
+        and waiting tasks would be read all at once before the limit counts them.
+        """
+        is_limited = self._request.rate is not None or self._context.rate_limit.bytes_per_second is not None
+        return 0 if is_limited else tasks
+
     def _block_limits(self) -> ChunkLimits:
         if not self._executor_tasks:
             return self._context.limits
@@ -261,9 +271,9 @@ class Backfill:
             self._changed.set()
 
         tasks = self._executor_tasks if isinstance(plan, BlockPlan) else 0
-        self._budget, self._unrecorded = self._context.new_budget(tasks), 0
+        self._budget, self._unrecorded = self._context.new_budget(tasks and tasks + self._waiting_tasks(tasks)), 0
         if tasks:
-            readers = [self._executor_copier(schema, n) for n in range(tasks)]
+            readers = [self._executor_copier(schema, n) for n in range(tasks + self._waiting_tasks(tasks))]
         else:
             readers = [self._chunk_copier(schema, n) for n in range(len(self._conns) if plan.parallel else 1)]
         try:

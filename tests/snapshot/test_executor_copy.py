@@ -11,14 +11,17 @@ from threading import Event, Thread
 
 import pytest
 
+from cdc.catalog import Catalog
 from cdc.errors import CopyExecutorFailed
 from cdc.postgres.connection import connect
 from cdc.snapshot.backfill_documents import BackfillRequest
 from cdc.snapshot.executor_chunks import CHUNKS, ChunkTask, ExecutorAccess, StagedChunk, stage_chunk
+from cdc.snapshot.executor_copy_status import TASK
 from cdc.snapshot.executor_exchange import ChunkTasks, ExecutorTasks
 from cdc.table import TableState
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import rows_of, run_sql
+from tests.fixtures.waiting import until
 from tests.snapshot.executors import SLOTS, Run, processes
 from tests.snapshot.executors import executors as of_pipeline
 from tests.snapshot.reader_with_backfills import Running, read_rows
@@ -167,6 +170,24 @@ def test_the_reader_goes_on_alone_when_executors_fail(held: Captured, pool: Proc
     with Running(held) as running, failure, executors(held, pool, fail_later) as tasks:
         resync(running, RATE // 2)
     assert 0 < tasks.rows < ROWS
+    assert held.folded("t") == source_rows(held)
+
+
+def read_when_another_task_waits(task: ChunkTask, access: ExecutorAccess) -> StagedChunk:
+    """An executor that does not begin before more tasks were posted than executors can run."""
+    folder = Path(str(access.root)).parent
+    with Catalog.open(f"sqlite:///{folder}/catalog.db") as catalog:
+        until(
+            lambda: (folder / "waited").exists() or len(catalog.commands.pending("held", TASK)) > SLOTS,
+            "a task that waits",
+        )
+    (folder / "waited").touch()
+    return stage_chunk(task, access)
+
+
+def test_the_next_tasks_wait_in_the_catalog_while_executors_read(held: Captured, pool: ProcessPoolExecutor) -> None:
+    with executors(held, pool, read_when_another_task_waits), Running(held) as running:
+        resync(running, None)
     assert held.folded("t") == source_rows(held)
 
 
