@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from hashlib import sha256
 from typing import Any
 
 import pyarrow as pa
@@ -113,6 +114,34 @@ def test_a_column_that_the_sample_does_not_have_gets_a_dictionary() -> None:
 def test_a_file_with_few_rows_gets_no_dictionary() -> None:
     assert parquet_options(SAMPLED.schema, SAMPLED.slice(0, FEW_ROWS))["use_dictionary"] == []
     assert parquet_options(SAMPLED.schema, SAMPLED.slice(0, FEW_ROWS + 1))["use_dictionary"] != []
+
+
+def compressions(rows: pa.Table) -> dict[str, str]:
+    written = pa.BufferOutputStream()
+    pq.write_table(rows, written, **parquet_options(rows.schema, rows))
+    file = pq.ParquetFile(written.getvalue())
+    assert file.read() == rows
+    group = file.metadata.row_group(0)
+    columns = [group.column(number) for number in range(group.num_columns)]
+    return {column.path_in_schema: column.compression for column in columns}
+
+
+def test_only_texts_and_bytes_that_hardly_become_smaller_are_not_compressed() -> None:
+    digests = [sha256(str(number).encode()) for number in range(COUNT)]
+    rows = pa.table(
+        {
+            "digest": [digest.hexdigest() for digest in digests],
+            "bytes": [digest.digest() for digest in digests],
+            "sentence": [f"order {number} was paid" for number in range(COUNT)],
+            "number": range(COUNT),
+            "empty": [""] * COUNT,
+            "null": pa.nulls(COUNT, pa.string()),
+            "list": [[digest.hexdigest()] for digest in digests],
+        }
+    )
+    assert [name for name, codec in compressions(rows).items() if codec == "UNCOMPRESSED"] == ["digest", "bytes"]
+    assert compressions(rows.slice(1)) == compressions(rows)
+    assert set(compressions(rows.slice(0, FEW_ROWS)).values()) == {"SNAPPY"}
 
 
 NUMBERS = st.lists(st.none() | st.integers(-(1 << 63), (1 << 63) - 1), max_size=5)
