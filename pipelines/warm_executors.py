@@ -5,7 +5,7 @@ A worker needs seconds for that, and so does the JVM of its executor. Meanwhile 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from threading import Thread
 from typing import TYPE_CHECKING
 
@@ -25,11 +25,19 @@ if TYPE_CHECKING:
 log = structlog.get_logger("apply")
 
 
-def warm_executors(session: SparkSession) -> Thread:
-    """Begin to warm the executors of a cluster in another thread, which ends with the session at the latest."""
-    thread = Thread(target=_run_tasks, args=(session,), name="warm-executors", daemon=True)
-    thread.start()
-    return thread
+def warm_executors(session: SparkSession) -> list[Thread]:
+    """Begin to warm the executors of a cluster in other threads, which end with the session at the latest.
+
+    Tasks without SQL load the code: the driver plans them at once, while its first plan in SQL takes seconds. Tasks of
+    SQL follow in the same Python workers, and load what the JVMs of executors need.
+    """
+    threads = [
+        Thread(target=_run, args=(run_tasks, session), name="warm-executors", daemon=True)
+        for run_tasks in (_load_python, _load_jvm)
+    ]
+    for thread in threads:
+        thread.start()
+    return threads
 
 
 def has_executors(settings: SparkSettings) -> bool:
@@ -37,18 +45,27 @@ def has_executors(settings: SparkSettings) -> bool:
     return not settings.local and settings.conf.get("spark.dynamicAllocation.enabled", "false") != "true"
 
 
-def _run_tasks(session: SparkSession) -> None:
-    tasks = session.sparkContext.defaultParallelism
+def _run(run_tasks: Callable[[SparkSession, int], object], session: SparkSession) -> None:
     try:
-        session.range(0, tasks, 1, tasks).mapInArrow(_load_code, "loaded long").count()
+        run_tasks(session, session.sparkContext.defaultParallelism)
     except (PySparkException, Py4JError, OSError) as exc:
         # the first batch has the same error, if it was not the end of the session
         log.debug("the executors were not warmed", error=str(exc))
 
 
-def _load_code(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _load_python(session: SparkSession, tasks: int) -> None:
+    session.sparkContext.parallelize(range(tasks), tasks).foreachPartition(_load_code)
+
+
+def _load_jvm(session: SparkSession, tasks: int) -> None:
+    session.range(0, tasks, 1, tasks).mapInArrow(_unchanged, "id long").count()
+
+
+def _load_code(_numbers: Iterator[int]) -> None:
     # the import of this module has loaded the modules of a merge
     load_kernels()
     skip_modules_in_collections()
-    for batch in batches:
-        yield pa.RecordBatch.from_pydict({"loaded": batch["id"]})
+
+
+def _unchanged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield from batches

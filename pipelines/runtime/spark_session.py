@@ -125,6 +125,8 @@ it applied five million changes. A loop over rows, in a join or in the SQL of a 
 ON_A_CLUSTER: Final = {
     "spark.driver.extraJavaOptions": f"{_TRUST_ARROW} {_PLANS_ONLY}",
     "spark.executor.extraJavaOptions": f"{_TRUST_ARROW} {_HOT_CODE_ONLY}",
+    # tasks of SQL have it; with it, other tasks run in the same Python workers
+    "spark.executorEnv.SPARK_SIMPLIFIED_TRACEBACK": "1",
 }
 """Additional Spark settings for any other master."""
 

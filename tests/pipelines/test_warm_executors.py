@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from pipelines.runtime.spark_session import SparkSettings
+from pipelines.runtime.spark_session import ON_A_CLUSTER, SparkSettings
 from pipelines.warm_executors import has_executors, warm_executors
 from tests.fixtures.waiting import until
 from tests.pipelines.spark_queries import QueriesSince
@@ -13,9 +17,30 @@ from tests.pipelines.spark_queries import QueriesSince
 
 def test_the_tasks_end_without_an_error(spark: SparkSession) -> None:
     queries = QueriesSince(spark)
-    thread = warm_executors(spark)
-    until(lambda: not thread.is_alive(), "the tasks end")
+    threads = warm_executors(spark)
+    until(lambda: not any(thread.is_alive() for thread in threads), "the tasks end")
     assert [query.errorMessage().get() for query in queries.ended()] == [""]
+
+
+def test_tasks_with_and_without_sql_share_a_worker(spark: SparkSession) -> None:
+    """Otherwise the tasks that load the code would load it into other workers than those of a batch."""
+    context, prefix = spark.sparkContext, "spark.executorEnv."
+
+    def name_daemon(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            yield pa.RecordBatch.from_pydict({"daemon": [os.getppid()]})
+
+    variables = {key.removeprefix(prefix): text for key, text in ON_A_CLUSTER.items() if key.startswith(prefix)}
+    before = dict(context.environment)
+    context.environment.update(variables)
+    try:
+        without_sql = context.parallelize([0], 1).map(lambda _: os.getppid()).collect()
+    finally:
+        context.environment.clear()
+        context.environment.update(before)
+    with_sql = [row["daemon"] for row in spark.range(1).mapInArrow(name_daemon, "daemon long").collect()]
+
+    assert set(with_sql) == set(without_sql)
 
 
 @pytest.mark.parametrize(
