@@ -108,7 +108,7 @@ This saves a fifth of the time per row.
 """
 
 _PLANS_ONLY: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""JVM options of the driver of a cluster, which plans and commits, but has no rows.
+"""JVM options of a driver that plans and commits, but has no rows, as that of a cluster.
 
 The second compiler of the JVM takes half of the CPU of its first minute, and pays only where code runs often.
 """
@@ -145,6 +145,8 @@ class SparkSettings:
     """Directory in which Spark stores tables without a path; None: Spark's default below the working directory."""
     download: bool = True
     """Whether a missing Delta jar may be downloaded."""
+    has_rows: bool = True
+    """Whether rows pass through the JVM of a `local` master; False if its tasks only run functions of Python."""
 
     @classmethod
     def of(cls, definition: Definition, app_name: str) -> Self:
@@ -303,7 +305,7 @@ def _jvm_conf(settings: SparkSettings, jars: tuple[Path, ...], package: str = ""
     chosen = {**_everywhere(), "spark.hadoop.fs.permissions.umask-mode": f"{configured_umask():03o}"}
     if settings.local:
         log4j = Path(__file__).with_name("log4j2.properties").as_uri()
-        options = f"-Dlog4j2.configurationFile={log4j} {_TRUST_ARROW}"
+        options = f"-Dlog4j2.configurationFile={log4j} {_TRUST_ARROW if settings.has_rows else _PLANS_ONLY}"
         chosen |= ON_ONE_MACHINE | {"spark.driver.extraJavaOptions": options}
     else:
         chosen |= ON_A_CLUSTER

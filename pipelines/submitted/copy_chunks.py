@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -75,7 +75,8 @@ def copy_by_executors(
     CopyExecutorFailed if an executor cannot read or hand over rows, SinkInUse if another job does this for the
     pipeline, and StateConflict if no reader runs.
     """
-    session = spark_session(SparkSettings.of(definition, f"cdc-{definition.name}-copy"))
+    settings = SparkSettings.of(definition, f"cdc-{definition.name}-copy")
+    session = spark_session(replace(settings, has_rows=False))
     with Catalog.open(definition.catalog.url) as catalog:
         check_executors(session, _access(definition), connections or 1)
         # after the first tasks: before, a cluster may not have given any core

@@ -19,6 +19,7 @@ from pipelines.runtime.spark_session import (
     IVY_CACHES,
     NEEDED_JARS,
     SparkSettings,
+    _jvm_conf,
     _sql_settings,
     check_prerequisites,
     delta_jars,
@@ -178,3 +179,13 @@ def test_a_compaction_gets_what_the_sinks_leave(spark: SparkSession) -> None:
 
     assert least["default"] > 1_000
     assert least[COMPACTION_POOL] == 0
+
+
+def test_only_a_jvm_without_rows_does_without_its_second_compiler() -> None:
+    for settings, is_without in (
+        (SparkSettings(), False),
+        (SparkSettings(has_rows=False), True),
+        (SparkSettings(master="spark://host:7077"), True),
+    ):
+        options = _jvm_conf(settings, ()).get("spark.driver.extraJavaOptions") or ""
+        assert ("-XX:TieredStopAtLevel=1" in options) == is_without
