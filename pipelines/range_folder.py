@@ -238,8 +238,9 @@ class RangeFolder:
         candidates = [
             table
             for table in sorted(tables, key=attrgetter("rows"))
-            if (table.relation in kept or not table.keyless)
-            and table.relation in schemas
+            if table.relation in schemas
+            # a table whose key was dropped in the range has both kinds of rows
+            and (table.relation in kept or table.keyless == (0 if schemas[table.relation].key else table.rows))
             and self.takes_parts(schemas[table.relation])
         ]
         rows = np.cumsum([table.rows for table in candidates])

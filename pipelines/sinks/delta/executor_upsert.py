@@ -74,12 +74,7 @@ class ExecutorUpsert:
             return None
         if merge.parts.table.incomplete and shape.schema.state is TableState.SNAPSHOTTING:
             return None  # a partial image may wait for the copy: the row with its key stays
-        try:
-            with reading_files(target.uri):
-                files = LiveFiles.read(storage_of(target.uri), with_vectors=False)
-        except LogNotReadable:
-            return None
-        if files.version != target.version or refusal(files, target.all_columns) is not None:
+        if (files := writable_files(target)) is None:
             return None
         return cls(merge, files) if all(is_older(file, after) for file in files.by_path.values()) else None
 
@@ -94,28 +89,13 @@ class ExecutorUpsert:
         folder = TargetFolder(target.uri, target.statistics_columns)
         vectors = self._write_vectors(files, own)
         new = [*self.merge.write_data_files(folder), *_write_own(folder, own)]
-        check_visible(folder, new)
-        for path, size in {(vector.path, vector.size) for vector in vectors if vector.descriptor}:
-            check_readable(Path(target.uri) / path, size)
-        hit("delta_executor_files")
-        target.check_not_committed(marker)
-        commit_upsert(target, self.files, vectors, new, marker)
+        commit_written(target, self.files, vectors, new, marker)
 
     def _write_vectors(self, files: list[LiveFile], own: pa.Table) -> list[NewVector]:
         if not files:
             return []
         shape, parts = self.merge.shape, self.merge.parts
-        searched = tuple(SearchedFile(file.path, file.rows, file.vector) for file in files)
-        shards = max(parts.parts, -(-sum(file.rows or 0 for file in files) // SHARD_ROWS))
-        tasks = max(parts.parts, -(-sum(file.add["size"] for file in files) // TASK_BYTES))
-        search = KeySearch(
-            uri=self.merge.target.uri,
-            key=shape.key,
-            files=searched,
-            shards=shards,
-            tasks=min(len(files), tasks),
-            secret=secrets.token_bytes(16),
-        )
+        search = search_in(self.merge.target.uri, shape.key, files, parts.parts)
 
         def hash_keys_of(_: int, images: pa.Table) -> Iterator[pa.RecordBatch]:
             with forwarding_errors():
@@ -125,6 +105,43 @@ class ExecutorUpsert:
         if own.num_rows:
             wanted = wanted.unionByName(_frame_of(wanted, search.entries([own[name] for name in shape.key])))
         return search.write_vectors(parts.session, wanted)
+
+
+def writable_files(target: DeltaTarget) -> LiveFiles | None:
+    """Return the live files of a target without their deletion vectors; None if Spark has to write the target."""
+    try:
+        with reading_files(target.uri):
+            files = LiveFiles.read(storage_of(target.uri), with_vectors=False)
+    except LogNotReadable:
+        return None
+    return files if files.version == target.version and refusal(files, target.all_columns) is None else None
+
+
+def search_in(uri: str, key: tuple[str, ...], files: Sequence[LiveFile], parts: int) -> KeySearch:
+    """Return a search by key in live files of the target at `uri`. parts: number of parts that have the wanted keys."""
+    return KeySearch(
+        uri=uri,
+        key=key,
+        files=tuple(SearchedFile(file.path, file.rows, file.vector) for file in files),
+        shards=max(parts, -(-sum(file.rows or 0 for file in files) // SHARD_ROWS)),
+        tasks=min(len(files), max(parts, -(-sum(file.add["size"] for file in files) // TASK_BYTES))),
+        secret=secrets.token_bytes(16),
+    )
+
+
+def commit_written(
+    target: DeltaTarget, live: LiveFiles, vectors: Sequence[NewVector], new: Sequence[DataFile], marker: TxnMarker
+) -> None:
+    """Commit files that executors wrote, as `commit_upsert` does.
+
+    Raises ExecutorFilesUnusable, and commits nothing, if the driver cannot read one of them.
+    """
+    check_visible(TargetFolder(target.uri, ()), new)
+    for path, size in {(vector.path, vector.size) for vector in vectors if vector.descriptor}:
+        check_readable(Path(target.uri) / path, size)
+    hit("delta_executor_files")
+    target.check_not_committed(marker)
+    commit_upsert(target, live, vectors, new, marker)
 
 
 def commit_upsert(

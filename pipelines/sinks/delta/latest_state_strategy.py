@@ -23,11 +23,13 @@ from deltalake import DeltaTable
 
 from cdc.failpoint import hit
 from pipelines.folding.fold import FOLDED_ARROW
+from pipelines.folding.folded_parts import FoldedParts
 from pipelines.runtime.executor_code import raising_task_errors
 from pipelines.sinks.contract import RefusedParts, RefusedRow, TableBatch
 from pipelines.sinks.delta.column_defaults import new_defaults
 from pipelines.sinks.delta.dead_letters import refused_rows
 from pipelines.sinks.delta.delta_target import ERASED, DeltaTarget, TxnMarker
+from pipelines.sinks.delta.executor_keyless import KeylessMerge
 from pipelines.sinks.delta.executor_merge import ExecutorMerge
 from pipelines.sinks.delta.executor_refusals import find_refused
 from pipelines.sinks.delta.executor_upsert import ExecutorUpsert
@@ -54,17 +56,15 @@ class LatestState:
         shape = self._targets.shape(batch.schema)
         bases = self._bases(target, batch)
         self._evolve(target, batch, shape)
+        if batch.parts is not None and not batch.schema.key:
+            self._merge_keyless(target, batch, batch.parts)
+            return
         executors = None if batch.parts is None else ExecutorMerge(target, batch.parts, shape, bases)
         own_rows = self._source(target, batch, bases)
         source = own_rows if executors is None else executors.source(own_rows)
         has_rows = not isinstance(source, pa.Table) or source.num_rows > 0
         writer = self._writers.choose(target, batch, source, shape.key) if has_rows else None
-        if batch.generation is not None:
-            target.complete_generation(batch.generation)
-        if writer is not None and (batch.truncated is not None or batch.generation is not None):
-            self._targets.record_erasure(batch.schema.relation, batch.upto)
-        target.erase(batch.truncated, batch.generation, batch.upto, "" if writer is None else ERASED)
-        hit("delta_before_merge")
+        self._erase(target, batch, has_rows=writer is not None)
         if writer is not None:
             marker = TxnMarker(target.app_id, batch.upto)
             if executors is not None and not (batch.rows and batch.rows.num_rows) and executors.can_write_files():
@@ -75,6 +75,37 @@ class LatestState:
                 with raising_task_errors() if executors is None else executors.raising_errors():
                     self._writers.merge(target, source, shape.key, marker, writer)
         hit("delta_after_merge")
+
+    def _merge_keyless(self, target: DeltaTarget, batch: TableBatch, parts: FoldedParts) -> None:
+        """Merge the rows that the executors have of a table without a key."""
+        applied = target.applied or 0
+        unmerged = parts.after(applied) if applied > batch.after else parts
+        is_lenient = self._is_lenient(target, batch)
+        merge = KeylessMerge(target, unmerged, self._targets.shape(batch.schema), batch.truncated, is_lenient)
+        try:
+            merge.find_deletes()
+            self._erase(target, batch, has_rows=unmerged.table.rows > 0)
+            if unmerged.table.rows:
+                merge.write(TxnMarker(target.app_id, batch.upto), self._writers)
+        finally:
+            merge.release()
+        hit("delta_after_merge")
+
+    def _erase(self, target: DeltaTarget, batch: TableBatch, *, has_rows: bool) -> None:
+        """Delete the rows that truncates and finished full copies remove. has_rows: whether the batch merges rows."""
+        if batch.generation is not None:
+            target.complete_generation(batch.generation)
+        if has_rows and (batch.truncated is not None or batch.generation is not None):
+            self._targets.record_erasure(batch.schema.relation, batch.upto)
+        target.erase(batch.truncated, batch.generation, batch.upto, ERASED if has_rows else "")
+        hit("delta_before_merge")
+
+    def _is_lenient(self, target: DeltaTarget, batch: TableBatch) -> bool:
+        """Return whether a row that a batch of a table without a key deletes may be missing in the target.
+
+        That is so during a copy, and after a crash between the deletions of a batch and its merge.
+        """
+        return batch.is_copying or self._targets.erased_upto(target, batch.schema.relation) > (target.applied or 0)
 
     def rows_upto(self, target: DeltaTarget) -> int:
         """See MergeStrategy.rows_upto."""
@@ -153,8 +184,7 @@ class LatestState:
         # an earlier attempt may have merged some of the range: its rows must not be added or deleted twice
         applied = target.applied or 0
         unmerged = images.filter(pc.greater(images["position"], applied))
-        # a row to delete may be missing during a copy, or after a crash between the deletions and the merge
-        lenient = batch.is_copying or self._targets.erased_upto(target, batch.schema.relation) > applied
+        lenient = self._is_lenient(target, batch)
         return plans.finish_source(
             keyless_source(unmerged, target.table, shape, batch.truncated, lenient=lenient), shape
         )

@@ -439,14 +439,27 @@ def _keyless_deletes(typed: pa.Table, rows: pa.Table, shape: RowShape, *, lenien
     wanted, present = np.bincount(deleted, minlength=kinds), np.bincount(stored, minlength=kinds)
     if (wanted > present).any() and not lenient:
         first = Position(typed[POSITION_COLUMN][int(np.flatnonzero((wanted > present)[deleted])[0])].as_py())
-        raise MissingBase(
-            f"the log deletes {int((wanted - present).clip(0).sum())} rows that the target of table "
-            f"{shape.schema.topic!r} does not contain; the first delete is at position {first}"
-        )
-    ends = keep_latest_per_id(_positions(rows), stored, wanted)
-    known = {POSITION_COLUMN: ends["position"], ORDINAL_COLUMN: ends["ordinal"], OP: _op_column("d", ends.num_rows)}
-    columns = [known.get(field.name, pa.nulls(ends.num_rows, field.type)) for field in shape.source]
+        raise missing_rows(shape.schema.topic, int((wanted - present).clip(0).sum()), first)
+    latest = keep_latest_per_id(_positions(rows), stored, wanted)
+    return keyless_delete_rows(latest.rename_columns([POSITION_COLUMN, ORDINAL_COLUMN]), shape)
+
+
+def keyless_delete_rows(places: pa.Table, shape: RowShape) -> pa.Table:
+    """Return merge source rows that delete rows of a table without a key. places: position and ordinal of each row."""
+    known = {name: places[name] for name in places.column_names} | {OP: _op_column("d", places.num_rows)}
+    columns = [known.get(field.name, pa.nulls(places.num_rows, field.type)) for field in shape.source]
     return pa.Table.from_arrays(columns, schema=shape.source)
+
+
+def missing_rows(topic: str, count: int, first: Position) -> MissingBase:
+    """Return the error for rows of a table without a key that the log deletes, and the target does not contain.
+
+    count: number of these rows. first: position of the first of these deletes.
+    """
+    return MissingBase(
+        f"the log deletes {count} rows that the target of table {topic!r} does not contain; the first delete is at "
+        f"position {first}"
+    )
 
 
 def _positions(rows: pa.Table) -> pa.Table:

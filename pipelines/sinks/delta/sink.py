@@ -274,18 +274,15 @@ class DeltaSink:
             return self._strategy(batch.schema).find_refused(target, targets.in_target_columns(target, batch), limit)
 
     def takes_parts(self, schema: TableSchema) -> bool:
-        """See ExecutorSink.takes_parts. Executors write the latest state of a table with a key, and every history, if
-        Spark may write the target. The writers `indexed` and `delta-rs` merge on the driver, also if a rule sets them.
+        """See ExecutorSink.takes_parts. Executors write the latest state of a table, and every history, if Spark may
+        write the target. The writers `indexed` and `delta-rs` merge on the driver, also if a rule sets them.
         """
         settings = self._settings
         if not self.parts.writers.by_spark:
             return False
-        if settings.keeps_history(schema.topic):
-            # two texts of a float are one key, but may be in two parts
-            if any(pa.types.is_floating(family_of(c, settings.types_of(schema.topic)).arrow) for c in schema.key):
-                return False
-        elif not schema.key:
-            return False
+        types = (family_of(column, settings.types_of(schema.topic)).arrow for column in schema.key)
+        if settings.keeps_history(schema.topic) and any(map(pa.types.is_floating, types)):
+            return False  # two texts of a float are one key, but may be in two parts
         return settings.writer_of(schema.topic) in {Writer.AUTO, Writer.SPARK}
 
     def find_refused_in_parts(self, batch: TableBatch, limit: int) -> RefusedParts:

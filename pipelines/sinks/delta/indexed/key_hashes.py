@@ -99,7 +99,7 @@ def hash_keys(keys: Sequence[pa.Array | pa.ChunkedArray], secret: bytes) -> tupl
     keys: the key columns. secret: the key of the hash function, 16 bytes. A key with NULL needs no hash, because it
     equals no other key.
     """
-    columns = [_canonical(column) for column in keys]
+    columns = [canonical_text(column) for column in keys]
     valid = np.ones(len(columns[0]), bool)
     for column in columns:
         if column.null_count:
@@ -124,11 +124,12 @@ def _hashes(columns: Sequence[pa.Array], rows: int, secret: bytes) -> KeyHashes:
     return found
 
 
-def _canonical(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+def canonical_text(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """Convert the values of a key column to large texts or large binary values, equal for keys that are equal."""
     whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     kind = whole.type
     if pa.types.is_dictionary(kind):
-        return _canonical(whole.dictionary_decode())
+        return canonical_text(whole.dictionary_decode())
     if pa.types.is_floating(kind):
         # -0 and 0 are one key
         return pc.add(whole, pa.scalar(0, kind)).cast(pa.large_string())
