@@ -34,7 +34,7 @@ pytestmark = pytest.mark.timeout(600)  # several JVMs one after the other, besid
 
 KEYS: Final = 60_000
 """Keys of the table: a batch that changes so many of them is written by executors."""
-RANGES: Final = (KEYS, 3 * KEYS)
+RANGES: Final = (KEYS, KEYS)
 """Changes of each range; the first inserts every key."""
 KILLED: Final = -signal.SIGKILL
 CONF: Final = {
@@ -43,6 +43,7 @@ CONF: Final = {
     "spark.log.level": "INFO",  # what executors did is read from their logs
     "spark.locality.wait": "0s",
     "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+    "spark.databricks.delta.snapshotPartitions": "2",
     "spark.sql.shuffle.partitions": "4",
     "spark.sql.adaptive.enabled": "false",
 }
