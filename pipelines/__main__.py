@@ -211,6 +211,7 @@ def _apply(arguments: argparse.Namespace) -> int:
         import_module("pipelines.apply_process"),
         import_module("pipelines.new_sink_check"),
     )
+    import_module("cdc.process_memory").use_system_allocators()
     new_sinks = new_sink_check.NewSinkCheck(whole, arguments.config, {sink.name for sink in definition.sinks})
     once = arguments.trigger == ONCE
     with ExitStack() as stack:
