@@ -21,7 +21,7 @@ from cdc.errors import SparkUnavailable
 from cdc.thread_priority import lower_thread_priority
 from pipelines.runtime.spark_session import SparkSettings, check_prerequisites, spark_session, starts_on_demand
 from pipelines.source.data_source import register
-from pipelines.warm_executors import has_executors, warm_executors
+from pipelines.warm_executors import has_executors, warm_executors, warm_planners
 
 log = structlog.get_logger("apply")
 
@@ -52,7 +52,7 @@ class SparkOnDemand:
         """
         settings = SparkSettings.of(definition, f"cdc-{definition.name}")
         check_prerequisites(settings)
-        spark = cls(lambda: thread.submit(_start_session, settings))
+        spark = cls(lambda: thread.submit(_start_session, settings, definition))
         if not starts_on_demand(settings):
             spark.request("the master is not local, or the jars of Delta must be downloaded")
         return spark
@@ -100,11 +100,13 @@ class SparkOnDemand:
             return self._session
 
 
-def _start_session(settings: SparkSettings) -> SparkSession:
+def _start_session(settings: SparkSettings, definition: Definition) -> SparkSession:
     if settings.local:
         lower_thread_priority(NICE_INCREMENT)
     session = spark_session(settings)
     if has_executors(settings):
         warm_executors(session)
     register(session)
+    if has_executors(settings):
+        warm_planners(session, definition.log.path, definition.log.storage.to_json())
     return session

@@ -1,13 +1,14 @@
 """Warm executors: Python workers that have started and loaded the code of a batch before the first batch needs them.
 
-A worker needs seconds for that, and so does the JVM of its executor. Meanwhile the driver plans its first query.
+A worker needs seconds for that, and so does the JVM of its executor. Meanwhile the driver plans its first query. It
+plans the streaming query in Python processes of its own. They need seconds as well, and start at the same time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from threading import Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 import structlog
@@ -18,9 +19,12 @@ from pipelines.runtime.spark_session import SparkSettings
 from pipelines.runtime.worker_process import skip_modules_in_collections
 from pipelines.sinks.delta import executor_upsert  # noqa: F401 - what a worker loads to merge a batch
 from pipelines.sinks.delta.indexed.load_kernels import load_kernels
+from pipelines.source.options import LATEST
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+_T = TypeVar("_T")
 
 log = structlog.get_logger("apply")
 
@@ -31,8 +35,9 @@ def warm_executors(session: SparkSession) -> list[Thread]:
     Tasks without SQL load the code: the driver plans them at once, while its first plan in SQL takes seconds. Tasks of
     SQL follow in the same Python workers, and load what the JVMs of executors need.
     """
+    tasks = session.sparkContext.defaultParallelism
     threads = [
-        Thread(target=_run, args=(run_tasks, session), name="warm-executors", daemon=True)
+        Thread(target=_run, args=(run_tasks, session, tasks), name="warm-executors", daemon=True)
         for run_tasks in (_load_python, _load_jvm)
     ]
     for thread in threads:
@@ -40,17 +45,28 @@ def warm_executors(session: SparkSession) -> list[Thread]:
     return threads
 
 
+def warm_planners(session: SparkSession, path: str, storage: str) -> Thread:
+    """Begin to start the processes in which Spark plans a range of the log, in another thread.
+
+    path, storage: options of the data source `cdc`, which has to be registered.
+    """
+    options = {"path": path, "storage": storage, "startingPosition": LATEST}
+    thread = Thread(target=_run, args=(_plan_empty_range, session, options), name="warm-planners", daemon=True)
+    thread.start()
+    return thread
+
+
 def has_executors(settings: SparkSettings) -> bool:
     """Return whether a session with these settings has executors before a task waits for them."""
     return not settings.local and settings.conf.get("spark.dynamicAllocation.enabled", "false") != "true"
 
 
-def _run(run_tasks: Callable[[SparkSession, int], object], session: SparkSession) -> None:
+def _run(warm: Callable[[SparkSession, _T], object], session: SparkSession, argument: _T) -> None:
     try:
-        run_tasks(session, session.sparkContext.defaultParallelism)
+        warm(session, argument)
     except (PySparkException, Py4JError, OSError) as exc:
         # the first batch has the same error, if it was not the end of the session
-        log.debug("the executors were not warmed", error=str(exc))
+        log.debug("Spark was not warmed", error=str(exc))
 
 
 def _load_python(session: SparkSession, tasks: int) -> None:
@@ -69,3 +85,8 @@ def _load_code(_numbers: Iterator[int]) -> None:
 
 def _unchanged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     yield from batches
+
+
+def _plan_empty_range(session: SparkSession, options: Mapping[str, str]) -> None:
+    # a checkpoint that is not written yet: planned, but no task waits for an executor
+    session.read.format("cdc").options(**options).load().localCheckpoint(eager=False)

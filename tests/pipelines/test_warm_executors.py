@@ -4,22 +4,51 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
+from structlog.testing import capture_logs
 
 from pipelines.runtime.spark_session import ON_A_CLUSTER, SparkSettings
-from pipelines.warm_executors import has_executors, warm_executors
+from pipelines.source.data_source import register
+from pipelines.warm_executors import has_executors, warm_executors, warm_planners
+from tests.benchmarks.apply_input import Changes
 from tests.fixtures.waiting import until
 from tests.pipelines.spark_queries import QueriesSince
 
 
 def test_the_tasks_end_without_an_error(spark: SparkSession) -> None:
     queries = QueriesSince(spark)
-    threads = warm_executors(spark)
-    until(lambda: not any(thread.is_alive() for thread in threads), "the tasks end")
-    assert [query.errorMessage().get() for query in queries.ended()] == [""]
+    with capture_logs() as lines:
+        threads = warm_executors(spark)
+        until(lambda: not any(thread.is_alive() for thread in threads), "the tasks end")
+    assert lines == []
+    ended = until(queries.ended, "Spark has recorded the query")
+    assert [query.errorMessage().get() for query in ended] == [""]
+
+
+def test_the_processes_that_plan_a_range_of_the_log_are_started_without_an_error(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    log = Changes.random(np.random.default_rng(0), 10, 10).log(tmp_path)
+    register(spark)
+    with capture_logs() as lines:
+        thread = warm_planners(spark, str(log), "{}")
+        until(lambda: not thread.is_alive(), "the range is planned")
+
+    assert lines == []
+
+
+def test_a_log_that_does_not_exist_yet_is_no_error(spark: SparkSession, tmp_path: Path) -> None:
+    register(spark)
+    with capture_logs() as lines:
+        thread = warm_planners(spark, str(tmp_path / "none"), "{}")
+        until(lambda: not thread.is_alive(), "the plan fails")
+
+    assert [line["log_level"] for line in lines] == ["debug"]
 
 
 def test_tasks_with_and_without_sql_share_a_worker(spark: SparkSession) -> None:
