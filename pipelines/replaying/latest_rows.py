@@ -43,6 +43,7 @@ from pipelines.folding.key_parts import from_ipc, split_by_part, to_ipc
 from pipelines.folding.keyless_fold import image_texts, net_changes
 from pipelines.folding.spark_fold import FOLDED, collect_parts, fold_frame
 from pipelines.replaying.table_sizes_in_log import TableContents, filter_sink_rows
+from pipelines.sinks.delta.executor_files import FILES
 from pipelines.sinks.delta.new_data_files import SAMPLE_ROWS, DataFile, TargetFolder, parquet_options, statistics
 from pipelines.sinks.delta.target_columns import RowShape
 
@@ -60,7 +61,6 @@ IS_DELETED: Final = "_gone"
 """Name of the column that says whether a row is a delete."""
 _RANK: Final = "_place"
 _PARTITION_SCHEMA: Final = "part int, rows binary"
-_FILE_SCHEMA: Final = "name string, size long, rows long, statistics string"
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ def write_latest_files(
 
     numbers = spark.range(0, len(groups), 1, len(groups))
     partitioned = numbers.mapInArrow(read, _PARTITION_SCHEMA).repartitionById(parts, "part")
-    return [DataFile(**row.asDict()) for row in partitioned.mapInArrow(write, _FILE_SCHEMA).collect()]
+    return [DataFile(**row.asDict()) for row in partitioned.mapInArrow(write, FILES).collect()]
 
 
 def _partition_rows(rows: pa.Table, parts: int) -> Iterator[pa.RecordBatch]:

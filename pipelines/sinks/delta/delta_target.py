@@ -521,7 +521,13 @@ class DeltaTarget:
 
     def add(self, files: Sequence[AddAction], commit: CommitProperties) -> None:
         """Add data files in the target's directory to the table, in one commit with these properties."""
-        self.table.create_write_transaction(list(files), "append", self.table.schema(), commit_properties=commit)
+        self.table.create_write_transaction(
+            list(files),
+            "append",
+            self.table.schema(),
+            partition_by=list(self.metadata.partition_columns) or None,
+            commit_properties=commit,
+        )
         self.refresh()
 
     def complete_generation(self, position: int) -> None:

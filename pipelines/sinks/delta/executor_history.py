@@ -5,8 +5,7 @@ which a join reads from the version of the target before the batch. It makes the
 driver does for a small batch. So both ways have the same rows.
 
 - **Rows that are only added** (mode `changes`, and an empty target): each part becomes one data file, which an executor
-  writes, and one commit of the driver adds the files. Spark appends to targets that are partitioned or in an object
-  store.
+  writes (one file for each partition), and one commit of the driver adds the files.
 - **Other rows**: Delta's own MERGE finds the rows that new rows replace.
 
 The driver gets names, sizes and statistics of files, and the changes of keys that the target refuses.
@@ -30,12 +29,11 @@ from pipelines.runtime.executor_code import forwarding_errors, raising_task_erro
 from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.dead_letters import failing_changes
 from pipelines.sinks.delta.delta_target import DeltaTarget, TxnMarker
-from pipelines.sinks.delta.executor_files import FILES, PartFile, add_files, collect_files, takes_files
+from pipelines.sinks.delta.executor_files import FILES, PartFiles, add_files, collect_files, folder_of, takes_files
 from pipelines.sinks.delta.executor_merge import StoredColumns
 from pipelines.sinks.delta.history_modes import HistoryRows
 from pipelines.sinks.delta.history_row_maker import CHANGE_OPS, HistoryRowMaker, changes_to_merge
 from pipelines.sinks.delta.history_rows import WithoutBase
-from pipelines.sinks.delta.new_data_files import TargetFolder
 from pipelines.sinks.delta.schema_evolution import read_plan
 from pipelines.sinks.delta.spark_target import SORTED_JOIN, frame_at, frame_of, hinted_merge_source, spark_schema
 from pipelines.sinks.delta.target_columns import OP, RowShape
@@ -100,11 +98,11 @@ class ExecutorHistory:
 
     def write_files(self, marker: TxnMarker) -> None:
         """Write the new rows to data files, and add them to the target in one commit."""
-        folder, history = TargetFolder(self.target.uri, self.target.statistics_columns), self.history
+        folder, history = folder_of(self.target), self.history
 
         def write(parts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             with forwarding_errors():
-                file = PartFile(folder)
+                file = PartFiles(folder)
                 if (rows := _new_rows(parts, history)) is not None:
                     file.add(rows)
                 yield from file.close()

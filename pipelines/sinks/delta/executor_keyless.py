@@ -27,7 +27,7 @@ from pipelines.folding.key_parts import from_ipc, split_by_part
 from pipelines.folding.keyless_fold import image_texts, net_changes
 from pipelines.runtime.executor_code import forwarding_errors, raising_task_errors
 from pipelines.sinks.delta.delta_target import DeltaTarget, TxnMarker
-from pipelines.sinks.delta.executor_files import FILES, PartFile, add_files, collect_files, takes_files
+from pipelines.sinks.delta.executor_files import FILES, PartFiles, add_files, collect_files, folder_of, takes_files
 from pipelines.sinks.delta.executor_key_search import ENTRIES, TASK_BYTES, NewVector
 from pipelines.sinks.delta.executor_merge import StoredColumns
 from pipelines.sinks.delta.executor_row_search import (
@@ -42,7 +42,7 @@ from pipelines.sinks.delta.executor_upsert import commit_written, search_in, wri
 from pipelines.sinks.delta.indexed.delta_log import LiveFile
 from pipelines.sinks.delta.indexed.key_hashes import hash_keys
 from pipelines.sinks.delta.merge_source import as_upserts, keyless_delete_rows, missing_rows
-from pipelines.sinks.delta.new_data_files import DataFile, TargetFolder
+from pipelines.sinks.delta.new_data_files import DataFile
 from pipelines.sinks.delta.schema_evolution import read_plan
 from pipelines.sinks.delta.settings import Writer
 from pipelines.sinks.delta.spark_target import frame_at, hinted_merge_source, spark_schema
@@ -173,11 +173,11 @@ class KeylessMerge:
 
     def _write_files(self) -> list[DataFile]:
         """Let executors write the added rows to data files that no commit has added yet."""
-        folder, shape = TargetFolder(self.target.uri, self.target.statistics_columns), self.shape
+        folder, shape = folder_of(self.target), self.shape
 
         def write(images: Iterator[pa.Table]) -> Iterator[pa.RecordBatch]:
             with forwarding_errors():
-                file = PartFile(folder)
+                file = PartFiles(folder)
                 for piece in images:
                     file.add(_added_rows(piece, shape))
                 yield from file.close()

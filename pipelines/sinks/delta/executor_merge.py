@@ -2,8 +2,8 @@
 
 The driver plans and commits. It gets names, sizes and statistics of files.
 
-- **Empty target**: each part becomes one data file, which an executor writes. One commit of the driver adds the files.
-  No row image passes through the JVM. Partitioned targets and targets in an object store are appended to by Spark.
+- **Empty target**: for each part an executor writes one data file, or one for each partition. One commit of the driver
+  adds the files. Rows pass through the JVM only if Spark computes columns of a rule.
 - **Filled target**: the same files, and deletion vectors for the old rows, see `executor_upsert.py`. Where these do not
   fit, Delta's own MERGE joins the typed rows with the target.
 - **Rules**: executors mask, rename and drop columns, and call Python functions. Spark computes the columns of
@@ -34,7 +34,7 @@ from pipelines.folding.folded_parts import IMAGES, FoldedParts, Piece, piece_of_
 from pipelines.folding.key_parts import from_ipc, split_by_part, to_ipc
 from pipelines.runtime.executor_code import forwarding_errors, raising_task_errors
 from pipelines.sinks.delta.delta_target import DeltaTarget, TxnMarker
-from pipelines.sinks.delta.executor_files import FILES, PartFile, add_files, collect_files, takes_files
+from pipelines.sinks.delta.executor_files import FILES, PartFiles, add_files, collect_files, folder_of, takes_files
 from pipelines.sinks.delta.executor_filter import filter_partial_images
 from pipelines.sinks.delta.merge_source import (
     BaseLookup,
@@ -143,23 +143,25 @@ class ExecutorMerge:
         return hinted_merge_source(source, self.shape.key, self.parts.parts) if self.target.files()[0] else source
 
     def can_write_files(self) -> bool:
-        """Return whether executors can write data files for `write_files`: an empty directory without partitions."""
+        """Return whether executors can write data files for `write_files`: into an empty target."""
         if self.target.files()[0] or self.parts.table.incomplete or not takes_files(self.target):
             return False
-        return self.shape.expressions is None and not has_float_key(self.shape.source, self.shape.key)
+        return not has_float_key(self.shape.source, self.shape.key)
 
     def write_files(self, marker: TxnMarker) -> None:
         """Write the upserts of the batch to data files of the empty target, and add them in one commit."""
-        files = self.write_data_files(TargetFolder(self.target.uri, self.target.statistics_columns))
+        files = self.write_data_files(folder_of(self.target))
         add_files(self.target, files, marker)
 
     def write_data_files(self, folder: TargetFolder) -> list[DataFile]:
         """Let executors write the upserts of the batch to data files that no commit has added yet."""
         shape = self.shape
+        if shape.expressions is not None:
+            return collect_files([self._computed_files(folder)])
 
         def write(pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
             with forwarding_errors():
-                file = PartFile(folder)
+                file = PartFiles(folder)
                 for _, images in pieces:
                     file.add(_written_rows(images, shape))
                 yield from file.close()
@@ -170,13 +172,30 @@ class ExecutorMerge:
 
             def write_completed(pieces: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
                 with forwarding_errors():
-                    file = PartFile(folder)
+                    file = PartFiles(folder)
                     for images, bases in images_and_bases(pieces, plan):
-                        file.add(overlay(images, bases, shape))
+                        rows = _checked(as_upserts(overlay(images, bases, shape), shape), shape)
+                        file.add(shape.with_relation(rows.drop_columns([OP])))
                     yield from file.close()
 
             frames.append(self.with_bases().mapInArrow(write_completed, FILES))
         return collect_files(frames)
+
+    def _computed_files(self, folder: TargetFolder) -> DataFrame:
+        """Return the frame of the files with the upserts of the batch, whose expressions Spark evaluates."""
+        columns = self.shape.columns
+
+        def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            with forwarding_errors():
+                file = PartFiles(folder)
+                for batch in batches:
+                    file.add(pa.Table.from_batches([batch]).select(columns.names).cast(columns))
+                yield from file.close()
+
+        rows = self._complete_rows()
+        if self.parts.table.incomplete:
+            rows = rows.unionByName(self._completed_rows())
+        return self._finished(rows).where(f"{OP} = 'u'").mapInArrow(write, FILES)
 
     @contextmanager
     def raising_errors(self) -> Iterator[None]:
@@ -305,7 +324,7 @@ def count_nulled_in_parts(parts: FoldedParts, shape: RowShape) -> int:
 def _written_rows(images: pa.Table, shape: RowShape) -> pa.Table:
     """Return the complete upserts among folded rows as rows of the target."""
     complete, _partial = split_partial(shape.settled(images.filter(pc.equal(images["op"], "u"))))
-    return _checked(source_rows(complete, shape), shape).drop_columns([OP])
+    return shape.with_relation(_checked(source_rows(complete, shape), shape).drop_columns([OP]))
 
 
 def _checked(source: pa.Table, shape: RowShape) -> pa.Table:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -25,12 +25,12 @@ from pyroaring import BitMap
 from cdc.failpoint import hit
 from cdc.log.delta_actions import Action, add_action, commit_info, txn_action
 from cdc.table import TableState
-from cdc.target_names import POSITION_COLUMN
+from cdc.target_names import POSITION_COLUMN, RELATION_COLUMN
 from pipelines.runtime.executor_code import forwarding_errors
 from pipelines.sinks.delta.damage_errors import reading_files
 from pipelines.sinks.delta.damaged_commits import TXN_NAMED
 from pipelines.sinks.delta.delta_target import DeltaTarget, TxnMarker
-from pipelines.sinks.delta.executor_files import PartFile, check_visible, takes_files
+from pipelines.sinks.delta.executor_files import PartFiles, check_visible, folder_of, takes_files
 from pipelines.sinks.delta.executor_key_search import (
     ENTRIES,
     SHARD_ROWS,
@@ -47,6 +47,7 @@ from pipelines.sinks.delta.indexed_writer import refusal
 from pipelines.sinks.delta.merge_source import has_float_key
 from pipelines.sinks.delta.new_data_files import DataFile, TargetFolder
 from pipelines.sinks.delta.open_indexed_tables import write_due_checkpoint
+from pipelines.sinks.delta.schema_evolution import column_id
 from pipelines.sinks.delta.shared_directory import check_readable
 from pipelines.sinks.delta.target_columns import OP, RowShape
 from pipelines.types.typed_rows import typed_keys
@@ -76,7 +77,11 @@ class ExecutorUpsert:
             return None  # a partial image may wait for the copy: the row with its key stays
         if (files := writable_files(target)) is None:
             return None
-        return cls(merge, files) if all(is_older(file, after) for file in files.by_path.values()) else None
+        return (
+            cls(merge, files)
+            if all(is_older(file, after) for file in files.by_path.values() if is_own(file, target))
+            else None
+        )
 
     def write(self, own_rows: pa.Table | None, marker: TxnMarker) -> None:
         """Write the batch in one commit with the `txn` of `marker`.
@@ -86,16 +91,17 @@ class ExecutorUpsert:
         """
         target, own = self.merge.target, self.merge.shape.source.empty_table() if own_rows is None else own_rows
         files = list(self.files.by_path.values())
-        folder = TargetFolder(target.uri, target.statistics_columns)
+        folder = folder_of(target)
         vectors = self._write_vectors(files, own)
         new = [*self.merge.write_data_files(folder), *_write_own(folder, own)]
         commit_written(target, self.files, vectors, new, marker)
 
     def _write_vectors(self, files: list[LiveFile], own: pa.Table) -> list[NewVector]:
-        if not files:
+        numbers = [number for number, file in enumerate(files) if is_own(file, self.merge.target)]
+        if not numbers:
             return []
         shape, parts = self.merge.shape, self.merge.parts
-        search = search_in(self.merge.target.uri, shape.key, files, parts.parts)
+        search = search_in(self.merge.target.uri, shape.key, [files[number] for number in numbers], parts.parts)
 
         def hash_keys_of(_: int, images: pa.Table) -> Iterator[pa.RecordBatch]:
             with forwarding_errors():
@@ -104,7 +110,8 @@ class ExecutorUpsert:
         wanted = parts.map_pieces(hash_keys_of, ENTRIES)
         if own.num_rows:
             wanted = wanted.unionByName(_frame_of(wanted, search.entries([own[name] for name in shape.key])))
-        return search.write_vectors(parts.session, wanted)
+        vectors = search.write_vectors(parts.session, wanted)
+        return [replace(vector, file=numbers[vector.file]) for vector in vectors]
 
 
 def writable_files(target: DeltaTarget) -> LiveFiles | None:
@@ -136,9 +143,10 @@ def commit_written(
 
     Raises ExecutorFilesUnusable, and commits nothing, if the driver cannot read one of them.
     """
-    check_visible(TargetFolder(target.uri, ()), new)
-    for path, size in {(vector.path, vector.size) for vector in vectors if vector.descriptor}:
-        check_readable(Path(target.uri) / path, size)
+    check_visible(folder_of(target), new)
+    if "://" not in target.uri:
+        for path, size in {(vector.path, vector.size) for vector in vectors if vector.descriptor}:
+            check_readable(Path(target.uri) / path, size)
     hit("delta_executor_files")
     target.check_not_committed(marker)
     commit_upsert(target, live, vectors, new, marker)
@@ -158,7 +166,7 @@ def commit_upsert(
         for vector in vectors
         if (descriptor := vector.descriptor) is not None
     ]
-    added = [LiveFile(add_action(file.name, file.size, file.statistics)) for file in new]
+    added = [LiveFile(add_action(file.name, file.size, file.statistics, file.partition_values)) for file in new]
     actions: list[Action] = [files[vector.file].remove() for vector in vectors]
     actions += [{"add": file.add} for file in (*changed, *added)]
     removed = [files[vector.file].add["path"] for vector in vectors if vector.descriptor is None]
@@ -176,13 +184,21 @@ def commit_upsert(
 def _has_columns_of_batch(target: DeltaTarget, shape: RowShape) -> bool:
     """Return whether the rows of a batch have every column of the target, and keys that can be searched.
 
-    Otherwise columns keep their old values, or Spark computes some, or several texts of a key are one value.
+    Otherwise columns keep their old values, or a key is not in the files, or several texts of a key are one value.
     """
-    if shape.expressions is not None or has_float_key(shape.source, shape.key):
+    if has_float_key(shape.source, shape.key) or not {*shape.key}.isdisjoint(target.metadata.partition_columns):
         return False
     if any(not can_hash(shape.source.field(name).type) for name in shape.key):
         return False
-    return {*target.columns.names} == {*shape.source.names} - {OP}
+    others = {*target.columns.names} - {*shape.columns.names}
+    # in a shared target, the rows of this table have no values in columns of other tables
+    return (target.is_shared and all(column_id(target.columns.field(name)) is None for name in others)) or not others
+
+
+def is_own(file: LiveFile, target: DeltaTarget) -> bool:
+    """Return whether a file has rows of the source table of `target`; other tables may share the target."""
+    relation, values = target.part.relation, file.add.get("partitionValues") or {}
+    return relation is None or values.get(RELATION_COLUMN) == str(relation)
 
 
 def is_older(file: LiveFile, after: int) -> bool:
@@ -193,7 +209,7 @@ def is_older(file: LiveFile, after: int) -> bool:
 
 def _write_own(folder: TargetFolder, own: pa.Table) -> list[DataFile]:
     """Write the upserts among merge source rows of the driver."""
-    file = PartFile(folder)
+    file = PartFiles(folder)
     file.add(own.filter(pc.equal(own[OP], "u")).drop_columns([OP]))
     return [DataFile(**row) for batch in file.close() for row in batch.to_pylist()]
 

@@ -49,7 +49,7 @@ from pipelines.sinks.delta.indexed.key_index import ON_DISK, FoundRows, KeyHashe
 from pipelines.sinks.delta.indexed.table_storage import TableStorage
 from pipelines.sinks.delta.new_data_files import SMALL_SAMPLE_ROWS, parquet_options, statistics
 from pipelines.sinks.delta.target_columns import OP, POSITION_KEY
-from pipelines.sinks.delta.target_layout import DELETION_VECTORS, partition_text
+from pipelines.sinks.delta.target_layout import DELETION_VECTORS, rows_by_partition
 
 FEATURES: Final = frozenset(
     {"appendOnly", "invariants", "deletionVectors", "timestampNtz", "changeDataFeed", "variantType"}
@@ -372,7 +372,7 @@ class IndexedTable:
         place_of = np.full(rows.source.num_rows, -1, np.int64)
         place_of[rows.numbers] = np.arange(rows.numbers.size)
         written = []
-        for values, numbers in self._partitions(table):
+        for values, numbers in rows_by_partition(table, self.files.partition_columns):
             part = table if numbers is None else table.take(pa.array(numbers))
             own = upserts if numbers is None else upserts[numbers]
             places = place_of[own]
@@ -381,21 +381,6 @@ class IndexedTable:
             hashes = KeyHashes(rows.hashes.high[places[known]], rows.hashes.low[places[known]])
             written.append(NewFile(file, hashes, known))
         return written
-
-    def _partitions(self, rows: pa.Table) -> list[tuple[dict[str, str | None], np.ndarray | None]]:
-        """Group rows by partition: return (partition values, numbers of its rows) for each partition.
-
-        If the table has no partition columns, the result is one group with None, which means all rows.
-        """
-        names = self.files.partition_columns
-        if not names:
-            return [({}, None)]
-        distinct = rows.select(list(names)).append_column("_number", pa.array(np.arange(rows.num_rows)))
-        groups = distinct.group_by(list(names), use_threads=False).aggregate([("_number", "list")]).to_pylist()
-        return [
-            ({name: partition_text(group[name]) for name in names}, np.array(group["_number_list"], np.int64))
-            for group in groups
-        ]
 
     def _write_file(self, rows: pa.Table, values: Mapping[str, str | None], described: Sequence[str]) -> LiveFile:
         path = new_data_path()

@@ -68,9 +68,11 @@ class LatestState:
         if writer is not None:
             marker = TxnMarker(target.app_id, batch.upto)
             if executors is not None and not (batch.rows and batch.rows.num_rows) and executors.can_write_files():
-                executors.write_files(marker)
+                with executors.raising_errors():
+                    executors.write_files(marker)
             elif executors is not None and (upsert := ExecutorUpsert.of(executors, batch.after)) is not None:
-                upsert.write(own_rows, marker)
+                with executors.raising_errors():
+                    upsert.write(own_rows, marker)
             else:
                 with raising_task_errors() if executors is None else executors.raising_errors():
                     self._writers.merge(target, source, shape.key, marker, writer)

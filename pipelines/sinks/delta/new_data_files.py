@@ -58,10 +58,18 @@ class DataFile:
     """Size of the file in bytes."""
     rows: int
     statistics: str
+    partition: str = "{}"
+    """Partition column → value as text or null, as a JSON object."""
+
+    @property
+    def partition_values(self) -> dict[str, str | None]:
+        """Partition column → value as text, or None for NULL."""
+        return dict(json.loads(self.partition))
 
     def add_action(self) -> AddAction:
-        """Return the action that adds the file to a table without partition columns."""
-        return AddAction(self.name, self.size, {}, int(time.time() * 1000), True, self.statistics)
+        """Return the action that adds the file to a table."""
+        values = self.partition_values
+        return AddAction(self.name, self.size, values, int(time.time() * 1000), True, self.statistics)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +80,8 @@ class TargetFolder:
     """A directory that every executor can write, or one in an object store to which its environment gives access."""
     statistics_columns: tuple[str, ...]
     """Columns whose bounds are returned."""
+    partition_columns: tuple[str, ...] = ()
+    """Columns whose values are in the Delta log instead of the files."""
 
     @property
     def file_system(self) -> pafs.FileSystem:

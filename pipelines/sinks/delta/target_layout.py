@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import date
 from typing import TYPE_CHECKING, Final, Self
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -173,6 +174,21 @@ def partition_text(value: str | int | date | bool | None) -> str | None:  # noqa
     if value is None:
         return None
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def rows_by_partition(rows: pa.Table, columns: Sequence[str]) -> list[tuple[dict[str, str | None], np.ndarray | None]]:
+    """Group rows by partition: return (partition values, numbers of its rows) for each partition.
+
+    columns: the partition columns. Without any, the result is one group with None, which means all rows.
+    """
+    if not columns:
+        return [({}, None)]
+    distinct = rows.select(list(columns)).append_column("_number", pa.array(np.arange(rows.num_rows)))
+    groups = distinct.group_by(list(columns), use_threads=False).aggregate([("_number", "list")]).to_pylist()
+    return [
+        ({name: partition_text(group[name]) for name in columns}, np.array(group["_number_list"], np.int64))
+        for group in groups
+    ]
 
 
 def check_partition_values(rows: pa.Table, columns: tuple[str, ...], topic: str) -> None:

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from cdc.errors import ExecutorFilesUnusable
-from pipelines.sinks.delta.executor_files import PartFile, check_visible
+from pipelines.sinks.delta.executor_files import PartFiles, check_visible
 from pipelines.sinks.delta.new_data_files import DataFile, TargetFolder
 
 
@@ -23,6 +23,7 @@ def test_a_file_that_only_the_executor_sees_is_not_committed(tmp_path: Path) -> 
 
 
 def test_an_executor_without_the_directory_says_so(tmp_path: Path) -> None:
-    file = PartFile(TargetFolder(f"{tmp_path}/missing", ()))
+    file = PartFiles(TargetFolder(f"{tmp_path}/missing", ()))
+    file.add(pa.table({"id": [1]}))
     with pytest.raises(ExecutorFilesUnusable, match=r"the executor on .* cannot write .*: .*no such file"):
-        file.add(pa.table({"id": [1]}))
+        list(file.close())

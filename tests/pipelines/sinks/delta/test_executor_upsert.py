@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,14 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 
+from cdc.config import EngineChoice
 from cdc.position import Position
 from cdc.table import TableState
 from pipelines.sink_loop import SinkLoop
 from pipelines.sinks.delta.executor_upsert import is_older
-from pipelines.sinks.delta.indexed.delta_log import LiveFile
+from pipelines.sinks.delta.indexed.delta_log import LiveFile, LiveFiles
+from pipelines.sinks.delta.indexed.table_storage import storage_of
+from tests.fixtures.s3 import S3
 from tests.pipelines.cold_log import append, log_writer
 from tests.pipelines.fold_model import Row, log_row
 from tests.pipelines.sinks.delta.test_executor_merge import first_copy, image, written
@@ -92,6 +96,51 @@ def test_files_stay_until_their_last_row_is_deleted(spark: SparkSession, log: Pa
         (table,) = loop.record.tables.values()
         frame = spark.read.format("delta").load(table.target or "")
         assert frame.count() == len(rows_of(loop)["shop.table1"])
+
+
+RULES = {
+    "partitions of computed texts": "[{match: shop.*, partition_by: [d], transform: {computed: {d: plain % 3}}}]",
+    "filtered, shared": "[{match: shop.*, path: FOLDER/all, merge_tables: true, transform: {where: plain > 9}}]",
+}
+
+
+@pytest.mark.parametrize("rules", RULES)
+def test_executors_write_partitions_and_what_spark_computes(
+    spark: SparkSession, log: Path, tmp_path: Path, rules: str
+) -> None:
+    ends = [Position(rows[0]["position"]) for rows in TRANSACTIONS]
+    with loop_in(tmp_path / "here", log, spark, rules=RULES[rules], engine=EngineChoice.HERE) as here:
+        for end in ends:
+            here(None, end)
+        expected = rows_of(here), parked_in(here), partitions_of(here)
+    with loop_in(tmp_path / "lake", log, spark, rules=RULES[rules]) as loop:
+        for end in ends:
+            loop(spark, end)
+        assert (rows_of(loop), parked_in(loop), partitions_of(loop)) == expected
+        assert makers_of_commits(loop)[:3] == ["cdc"] * 3
+
+
+def test_executors_write_into_a_bucket_without_a_hadoop_file_system(
+    spark: SparkSession, log: Path, tmp_path: Path, s3: S3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in s3.variables().items():
+        monkeypatch.setenv(name, text)
+        monkeypatch.setitem(spark.sparkContext.environment, name, text)
+    rules = f"[{{match: shop.*, path: '{s3.root()}/{{table}}'}}]"
+    with loop_in(tmp_path / "lake", log, spark, rules=rules) as loop:
+        for rows in TRANSACTIONS[:2]:
+            loop(spark, Position(rows[0]["position"]))
+        assert (rows_of(loop), parked_in(loop)) == expected_after(tmp_path, log, COPY, 200)
+        assert makers_of_commits(loop)[0] == "cdc"
+        assert all(re.search(r"/part-[0-9a-f-]{36}\.parquet$", file) for file in files_of(loop))
+
+
+def partitions_of(loop: SinkLoop) -> set[str]:
+    """The partition values of the live files of the target, as JSON."""
+    (table,) = loop.record.tables.values()
+    files = LiveFiles.read(storage_of(table.target or "")).by_path.values()
+    assert all(re.match(r"part-[0-9a-zA-Z.-]*\.parquet$", file.path) for file in files)
+    return {json.dumps(file.add["partitionValues"]) for file in files}
 
 
 @pytest.mark.parametrize(
