@@ -82,7 +82,7 @@ class OpenedSink:
             raise
         if isinstance(self.sink, DeltaTarget):
             progress.commit_rate, progress.external_commits = self.sink.commit_rate, self.sink.external_commits
-            progress.not_indexed, progress.nulled = self.sink.not_indexed, self.sink.nulled
+            progress.index_notice, progress.nulled = self.sink.index_notice, self.sink.nulled
         self._throttle = (
             None if progress.commit_rate is None else ThrottleState(progress.commit_rate, self._is_batch_urgent)
         )

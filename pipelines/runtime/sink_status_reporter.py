@@ -100,8 +100,8 @@ class SinkFigures:
         """Commits of other clients in the targets; None: the sink cannot detect them."""
         self.nulled: NulledCounts | None = None
         """Values that the targets have as NULL, because their types cannot represent them; None: there are none."""
-        self.not_indexed: Mapping[str, str] = {}
-        """URI of a target → why the sink writes it without its key index."""
+        self.index_notice: Callable[[str], str | None] = lambda _uri: None
+        """Function from the URI of a target to a sentence about its missing or incomplete key index."""
         self.awaits_spark = False
         """Whether the sink applies nothing until Spark begins a batch of its query."""
         self.awaits_core = False
@@ -243,8 +243,8 @@ class SinkFigures:
             notices.append(f"{keys} parked: 'cdc dlq ls' shows why")
         if nulled := 0 if self.nulled is None else self.nulled.total(table.topic):
             notices.append(f"{nulled:,} values are NULL since the start, because their types cannot represent them")
-        if (refusal := self.not_indexed.get(table.target)) is not None:
-            notices.append(f"the target is written without the key index: {refusal}")
+        if (notice := self.index_notice(table.target)) is not None:
+            notices.append(notice)
         return "; ".join(notices) or None
 
 

@@ -38,7 +38,8 @@ def measure(random: np.random.Generator, rows: int, found: dict[str, Figure]) ->
     with _bucket() as uri:
         for writer, batches in BATCHES.items():
             with filled(count, Kind(writer, bucket_uri=f"{uri}/{writer.value}")) as target:
-                target.apply(chosen(random, 0, count))  # the first batch builds the index
+                target.apply(chosen(random, 0, count))
+                target.finish_index()
                 seconds[writer] = [target.apply(chosen(random, 0, count)).seconds for _ in range(batches)]
                 if writer is Writer.INDEXED:
                     found["rows_differing.indexed.bucket_1m"].values.append(target.differing())

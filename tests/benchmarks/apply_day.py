@@ -60,7 +60,8 @@ def measure(random: np.random.Generator, rows: int, found: dict[str, Figure]) ->
     """Measure a day in a target with a fifth of the rows, by both sizes of a batch."""
     for day, batch in BATCHES.items():
         with filled(rows // 5, Kind(Writer.INDEXED, upkeep=UPKEEP)) as target:
-            target.apply(chosen(random, 0, rows // 5))  # builds the index
+            target.apply(chosen(random, 0, rows // 5))
+            target.finish_index()
             size = sum(file.stat().st_size for file in Path(target.uri).glob("*.parquet"))
             written, seconds = WrittenBytes(Path(target.uri)), list[float]()
             batches = max(1, int(rows // 5 * SHARE) * HOURS // batch)  # a quick day may be shorter than a batch

@@ -38,7 +38,9 @@ def measure(random: np.random.Generator, rows: int, found: dict[str, Figure]) ->
         count = rows // divisor
         with filled(count, Kind(Writer.INDEXED)) as target:
             memory = AnonymousMemory()
+            # the batch does not wait for the index
             found[f"index_lost_s.{name}"].values.append(target.apply(chosen(random, 0, count)).seconds)
+            target.finish_index()
             for size, (own, keys, _) in SIZES.items():
                 if own != divisor:
                     continue

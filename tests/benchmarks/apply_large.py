@@ -27,6 +27,7 @@ from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
 from tests.benchmarks.apply_input import ITEMS
 from tests.benchmarks.figures import Figure
+from tests.fixtures.waiting import until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -148,6 +149,10 @@ class Target:
     def close(self) -> None:
         """Close the sink."""
         self._sink.close()
+
+    def finish_index(self) -> None:
+        """Wait until batches do not read the keys of data files any more."""
+        until(lambda: self._sink.index_notice(self.uri) is None, "the key index")
 
     @property
     def is_being_rewritten(self) -> bool:

@@ -13,13 +13,16 @@ index does not contain the new files. The next merge then reads their keys from 
 
 Another client may commit at the same time. The merge then reads that commit, adds its files to the index and repeats
 the steps. It writes the Parquet files again only if their rows have changed.
+
+Many new rows of other writers, or a lost index, are added to the index in the background. Until then a merge searches
+the keys in these files themselves, see background_indexing.py.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -34,8 +37,10 @@ from cdc.failpoint import hit
 from cdc.log.delta_actions import Action, add_action, commit_info
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN
 from pipelines.sinks.delta import file_compaction
+from pipelines.sinks.delta.background_indexing import BackgroundIndexing, IndexingThread
 from pipelines.sinks.delta.damaged_commits import TXN_NAMED
 from pipelines.sinks.delta.file_compaction import RewrittenFile
+from pipelines.sinks.delta.file_search import WantedKeys, concatenated
 from pipelines.sinks.delta.indexed.deletion_vectors import encode, rows_of
 from pipelines.sinks.delta.indexed.delta_log import (
     ATTEMPTS,
@@ -86,6 +91,8 @@ class IndexedRewrite:
     """A rewritten data file that no commit has added yet, with the entries of its keys for the index."""
 
     written: RewrittenFile
+    number: int
+    """Number of the new file in the index."""
     entries: PreparedRun
 
 
@@ -114,6 +121,15 @@ class IndexedRows:
     """Only rows in which this column is null are in the index, and merges do not use the index. None: all rows."""
 
 
+@dataclass(frozen=True, slots=True)
+class Indexing:
+    """How the indexes of a sink are kept."""
+
+    thread: IndexingThread = field(default_factory=IndexingThread)
+    on_disk: int = ON_DISK
+    """As in KeyIndex."""
+
+
 class IndexedTable:
     """One target of the indexed writer: its live files and its key index. No two threads use it at the same time,
     except that `rewrite` may run during other calls.
@@ -125,11 +141,12 @@ class IndexedTable:
         files: LiveFiles,
         folder: Path | None,
         rows: IndexedRows,
-        on_disk: int = ON_DISK,
+        indexing: Indexing,
     ) -> None:
-        """Open the index of a table. folder, on_disk: as in KeyIndex."""
+        """Open the index of a table. folder: as in KeyIndex."""
         self._storage, self.files, self.key, self._rows = storage, files, rows.key, rows
-        self.index = KeyIndex(folder, json.dumps([files.metadata.get("id"), *astuple(rows)]), on_disk)
+        self.index = KeyIndex(folder, json.dumps([files.metadata.get("id"), *astuple(rows)]), indexing.on_disk)
+        self._background = BackgroundIndexing(self.index, indexing.thread, self._hashes_in)
 
     def merge(self, source: pa.Table, marker: Action, columns: pa.Schema, described: Sequence[str]) -> None:
         """Merge rows into the table, in one commit with the action `marker`.
@@ -145,7 +162,7 @@ class IndexedTable:
                 self._read_conflict()
             self._check_not_merged(marker)
             self.index_new_files()
-            found = self._live_matches(self.index.find(hashes), numbers)
+            found = self._live_matches(self._find(source, hashes), numbers)
             found, stays = self._later_matches(rows, found)
             upserts = self._upserts(rows, stays)
             table = self._new_table(rows.source, upserts, found, columns)
@@ -170,12 +187,22 @@ class IndexedTable:
             self.files = LiveFiles.read(self._storage)
 
     def index_new_files(self) -> None:
-        """Add the live files that the index does not contain yet."""
+        """Add the live files that the index does not contain yet, or let the thread do it if they have many rows."""
         own = self.own_files()
-        for path in [path for path in self.index.files if path not in own]:
-            self.index.forget(path)
-        if unknown := [path for path in own if path not in self.index.files]:
-            self._index_files(unknown)
+        for path in [path for path in (*self.index.files, *self._background.files) if path not in own]:
+            self._forget(path)
+        self._background.add_finished()
+        known = self.index.files.keys() | self._background.files.keys()
+        unknown = {path: file for path, file in own.items() if path not in known}
+        if unknown and self._background.takes(unknown):
+            self._background.start(unknown)
+        elif unknown:
+            self._index_files([*unknown])
+
+    @property
+    def waiting_files(self) -> int:
+        """Number of files whose keys were not read yet, so that each merge searches them. Any thread may ask."""
+        return self._background.waiting_files
 
     def own_files(self) -> Mapping[str, LiveFile]:
         """Return path → live file: in a shared target, the files of one source table; otherwise all files."""
@@ -190,7 +217,30 @@ class IndexedTable:
 
     def close(self) -> None:
         """Save the index."""
+        self._background.close()
         self.index.close()
+
+    def _forget(self, path: str) -> None:
+        """Leave out a file that is no longer live."""
+        self.index.forget(path)
+        self._background.forget(path)
+
+    def _find(self, keys: pa.Table, hashes: KeyHashes) -> FoundRows:
+        """Return every row with one of the keys, also deleted rows: from the index, and from the files not in it.
+
+        keys: a table with the key columns. hashes: the hashes of its keys that have no NULL; the result numbers them.
+        """
+        found = self.index.find(hashes)
+        if not self._background.files:
+            return found
+        wanted = WantedKeys(self.key, keys.select(list(self.key)), hashes, self.index.secret, self._rows.null_column)
+        return concatenated([found, wanted.find(self.files, self._background.files.values())])
+
+    @property
+    def _paths(self) -> dict[int, str]:
+        """Number of a data file → its path."""
+        paths = {number: path for path, number in self.index.files.items()}
+        return paths | {number: path for path, (number, _) in self._background.files.items()}
 
     def _check_not_merged(self, marker: Action) -> None:
         """Raise CommitFailedError if another driver merged up to the position of `marker`, or further."""
@@ -216,7 +266,8 @@ class IndexedTable:
         Arguments as in file_compaction.write.
         """
         written = file_compaction.write(self._storage, sources, columns, described, pace)
-        return IndexedRewrite(written, self.index.prepare(*self._hashes_in(written.file)))
+        number = self.index.new_number()
+        return IndexedRewrite(written, number, self.index.prepare({number: self._hashes_in(written.file)}))
 
     def commit_rewrite(self, done: IndexedRewrite, signature: Action, columns: pa.Schema) -> bool:
         """Replace data files by the file that `rewrite` wrote; return whether that was done. No merge may run.
@@ -235,10 +286,10 @@ class IndexedTable:
         if not file_compaction.commit(self._storage, self.files, done.written, signature):
             return False
         for source in done.written.sources:
-            self.index.forget(source.add["path"])
+            self._forget(source.add["path"])
         path = done.written.file.add["path"]
         if path in self.files.by_path:
-            self.index.add_prepared(path, done.entries)
+            self.index.add_prepared({path: done.number}, done.entries)
         return True
 
     def _index_files(self, paths: Sequence[str]) -> None:
@@ -265,7 +316,7 @@ class IndexedTable:
         """Return the rows with the given keys, each row once. keys: the key columns. schema: the columns to return."""
         self.index_new_files()
         hashes, numbers = hash_keys([keys[name] for name in self.key], self.index.secret)
-        found = self._live_matches(self.index.find(hashes), numbers)
+        found = self._live_matches(self._find(keys, hashes), numbers)
         _, first = np.unique(np.stack([found.files, found.rows]), axis=1, return_index=True)
         return self._old_values(FoundRows(*(values[first] for values in found)), schema)
 
@@ -274,7 +325,7 @@ class IndexedTable:
 
         numbers: for each searched key, the number of its source row. The result has this number in `wanted`.
         """
-        path_of = {number: path for path, number in self.index.files.items()}
+        path_of = self._paths
         keep = np.zeros(found.files.size, bool)
         for number in np.unique(found.files).tolist():
             if (path := path_of.get(number)) is None:
@@ -299,7 +350,7 @@ class IndexedTable:
             return found, np.empty(0, np.int64)
         position, ordinal = rows.source[POSITION_COLUMN].to_numpy(), rows.source[ORDINAL_COLUMN].to_numpy()
         first = int(position.min())
-        path_of = {number: path for path, number in self.index.files.items()}
+        path_of = self._paths
         applies = np.ones(found.files.size, bool)
         deletes = pc.equal(rows.source[OP], "d").to_numpy()
         for number in np.unique(found.files).tolist():
@@ -341,14 +392,14 @@ class IndexedTable:
         place_of = np.full(source.num_rows, -1, np.int64)
         place_of[found.wanted[np.argsort(found.files, kind="stable")]] = np.arange(found.files.size)
         places = place_of[upserts]
-        for field, values in zip(absent, kept.take(pa.array(places, mask=places < 0)).columns, strict=True):
+        for column, values in zip(absent, kept.take(pa.array(places, mask=places < 0)).columns, strict=True):
             if values.null_count < len(values):
-                table = table.append_column(field, values)
+                table = table.append_column(column, values)
         return table
 
     def _old_values(self, found: FoundRows, schema: pa.Schema) -> pa.Table:
         """Read the columns of `schema` from the found rows. The result is sorted by the numbers of the data files."""
-        path_of = {number: path for path, number in self.index.files.items()}
+        path_of = self._paths
         parts = [schema.empty_table()]
         for number in np.unique(found.files).tolist():
             numbers = found.rows[found.files == number]
@@ -402,7 +453,7 @@ class IndexedTable:
         except FileExistsError:
             return False
         for path in removed:  # if a RESTORE adds the file again, a merge of runs may have dropped its entries
-            self.index.forget(path)
+            self._forget(path)
         hit("delta_indexed_after_commit")
         return True
 
@@ -412,7 +463,7 @@ class IndexedTable:
         Returns the files with new deletion vectors, the paths of files in which every row is deleted, and the `remove`
         actions of both.
         """
-        path_of = {number: path for path, number in self.index.files.items()}
+        path_of = self._paths
         kept, removed, actions = list[tuple[LiveFile, BitMap]](), list[str](), list[Action]()
         for number in np.unique(found.files).tolist():
             gone = found.rows[found.files == number].astype(np.uint32)

@@ -20,9 +20,8 @@ from pipelines.sinks.delta.delta_log_cleanup import CHECKPOINT_EVERY
 from pipelines.sinks.delta.delta_target import DeltaTarget, TxnMarker
 from pipelines.sinks.delta.indexed.delta_log import LiveFiles, LogNotReadable
 from pipelines.sinks.delta.indexed.key_hashes import can_hash
-from pipelines.sinks.delta.indexed.key_index import ON_DISK
 from pipelines.sinks.delta.indexed.table_storage import storage_of
-from pipelines.sinks.delta.indexed_writer import NO_VECTORS, IndexedRows, IndexedTable, refusal
+from pipelines.sinks.delta.indexed_writer import NO_VECTORS, IndexedRows, IndexedTable, Indexing, refusal
 from pipelines.sinks.delta.merge_source import RowFinder
 from pipelines.sinks.delta.target_layout import DELETION_VECTORS
 
@@ -38,9 +37,9 @@ _Rows = tuple[int | None, str | None]
 class IndexedTargets:
     """Opens and keeps the indexed tables of one sink. A thread may use a target only while it has the target's lock."""
 
-    def __init__(self, folder: str | None, on_disk: int = ON_DISK) -> None:
-        """folder: local directory for the indexes; None: temporary directories. on_disk: as in KeyIndex."""
-        self._folder, self._on_disk = None if folder is None else Path(folder), on_disk
+    def __init__(self, folder: str | None, indexing: Indexing | None = None) -> None:
+        """folder: local directory for the indexes; None: temporary directories."""
+        self._folder, self._indexing = None if folder is None else Path(folder), indexing or Indexing()
         self._tables: dict[str, dict[_Rows, IndexedTable]] = {}
         """URI of a target → its open indexed tables."""
         self.refused: dict[str, str] = {}
@@ -99,6 +98,15 @@ class IndexedTargets:
                 return None
             return table.find_rows(keys, schema)
 
+    def notice(self, uri: str) -> str | None:
+        """Return a sentence about a target without a complete key index; None for others. Any thread may ask."""
+        if (reason := self.refused.get(uri)) is not None:
+            return f"the target is written without the key index: {reason}"
+        waiting = sum(table.waiting_files for table in [*self._tables.get(uri, {}).values()])
+        if not waiting:
+            return None
+        return f"the key index is being built: until then each batch reads the keys of {waiting:,} data files"
+
     def has_open_index(self, target: DeltaTarget) -> bool:
         """Return whether the indexed writer has opened the target and does not refuse it."""
         return _rows(target) in self._of(target) and target.uri not in self.refused
@@ -124,6 +132,7 @@ class IndexedTargets:
         for of_target in tables.values():
             for table in of_target.values():
                 table.close()
+        self._indexing.thread.close()
         if self._folder is not None and self._folder.is_dir():
             _remove_unused(self._folder.iterdir())
 
@@ -146,7 +155,7 @@ class IndexedTargets:
                 if (reason := refusal(files, target.all_columns)) is not None:
                     return reason
                 rows = IndexedRows(key, target.part.relation, null_column)
-                known = IndexedTable(storage, files, self._folder_of(target.uri, rows), rows, self._on_disk)
+                known = IndexedTable(storage, files, self._folder_of(target.uri, rows), rows, self._indexing)
                 self._tables.setdefault(target.uri, {})[wanted] = known
             known.read_commits(target.version)
         except LogNotReadable as exc:

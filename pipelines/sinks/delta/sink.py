@@ -112,7 +112,7 @@ class DeltaSink:
         self._maintenance = TargetMaintenance(settings.upkeep, rewriter=self.parts.rewriter)
         self.commit_rate, self.external_commits = self.parts.commit_rate, self.parts.external_commits.report
         self.nulled = self.parts.nulled
-        self.parked, self.not_indexed = self.parts.parked, self.parts.writers.indexed.refused
+        self.parked, self.index_notice = self.parts.parked, self.parts.writers.indexed.notice
         self._attempts = Retrying(
             retry=retry_if_exception_type(CommitFailedError),
             stop=stop_after_attempt(_ATTEMPTS),

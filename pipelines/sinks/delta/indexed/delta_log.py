@@ -191,17 +191,38 @@ class LiveFiles:
         names: the columns. numbers: the numbers of the rows to read; None: all rows. Row groups that contain none of
         these rows are not read. The values of partition columns are texts.
         """
-        stored = [name for name in names if name not in self.partition_columns]
         with self.storage.open(file.path) as opened:
             content = pq.ParquetFile(opened, coerce_int96_timestamp_unit="us")
-            present = content.schema_arrow.names
-            present = [name for name in stored if name in present]
             groups, places = _row_groups(content.metadata, numbers)
-            rows = content.read_row_groups(groups, columns=present)
-            rows = rows.cast(plain_schema(rows.schema))
+            rows = self._read(content, groups, names)
         if places is not None:
             rows = rows.take(places)
         count = content.metadata.num_rows if places is None else len(places)
+        return self._with_partition_values(file, rows, names, count)
+
+    def read_groups(
+        self, file: LiveFile, names: Sequence[str], is_needed: Callable[[pq.RowGroupMetaData], bool], rows: int
+    ) -> Iterator[tuple[np.ndarray, pa.Table]]:
+        """Yield columns of a data file, including deleted rows, as (row numbers, values) of about `rows` rows each.
+
+        is_needed: returns whether a row group is read; the rows of the others are left out.
+        """
+        with self.storage.open(file.path) as opened:
+            content = pq.ParquetFile(opened, coerce_int96_timestamp_unit="us")
+            for groups, numbers in _needed_groups(content.metadata, is_needed, rows):
+                yield (
+                    numbers,
+                    self._with_partition_values(file, self._read(content, groups, names), names, numbers.size),
+                )
+
+    def _read(self, content: pq.ParquetFile, groups: Sequence[int], names: Sequence[str]) -> pa.Table:
+        """Read those of the columns that the row groups of a data file have."""
+        present = {*content.schema_arrow.names} - {*self.partition_columns}
+        rows = content.read_row_groups(groups, columns=[name for name in names if name in present])
+        return rows.cast(plain_schema(rows.schema))
+
+    def _with_partition_values(self, file: LiveFile, rows: pa.Table, names: Sequence[str], count: int) -> pa.Table:
+        """Return the columns of a data file; those that it does not have are partition columns, or null."""
         values = file.add.get("partitionValues") or {}
         columns = [
             rows[name] if name in rows.column_names else pa.repeat(pa.scalar(values.get(name), pa.string()), count)
@@ -448,6 +469,22 @@ def _without_nulls(found: Action) -> Action:
     for name in ("stats_parsed", "partitionValues_parsed"):
         known.pop(name, None)
     return known
+
+
+def _needed_groups(
+    metadata: pq.FileMetaData, is_needed: Callable[[pq.RowGroupMetaData], bool], rows: int
+) -> Iterator[tuple[list[int], np.ndarray]]:
+    """Yield (row groups of a file, numbers of their rows), as in LiveFiles.read_groups."""
+    chosen, numbers, first = list[int](), [np.empty(0, np.int64)], 0
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        if is_needed(group):
+            chosen.append(number)
+            numbers.append(np.arange(first, first + group.num_rows))
+        first += group.num_rows
+        if chosen and (sum(part.size for part in numbers) >= rows or number + 1 == metadata.num_row_groups):
+            yield chosen, np.concatenate(numbers)
+            chosen, numbers = [], [np.empty(0, np.int64)]
 
 
 def _row_groups(metadata: pq.FileMetaData, numbers: np.ndarray | None) -> tuple[list[int], pa.Array | None]:

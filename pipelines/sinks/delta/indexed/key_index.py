@@ -10,7 +10,8 @@ Entries are stored in *runs*, each sorted by key. Two neighbouring runs are merg
 GROWTH times as large as the later run. So there are few runs, and an entry is merged only a few times. Hashes are
 evenly distributed: a search in a run begins where the key is expected, and reads few pages of memory. A merged run of
 at least ON_DISK entries is a file that is mapped into memory. A background thread merges and writes it. The run of a
-rewritten data file is prepared by the thread that rewrites the file.
+rewritten data file is prepared by the thread that rewrites the file, and the runs of a whole index by a thread that
+reads the keys of its target.
 
 The run files and the manifest are a cache. They are not synced, but each has a checksum. If one of them is missing,
 damaged or of another table, the index begins empty, and the caller adds the data files again. The index of a small
@@ -256,10 +257,10 @@ class KeyRun:
 
 @dataclass(frozen=True, slots=True)
 class PreparedRun:
-    """The entries of a data file that is not in the index yet."""
+    """The entries of data files that are not in the index yet."""
 
-    number: int
-    """Number of the data file, as in `KeyIndex.files`."""
+    numbers: frozenset[int]
+    """Numbers of the data files, from `KeyIndex.new_number`."""
     run: KeyRun
 
 
@@ -273,7 +274,7 @@ class _Merging:
 
 
 class KeyIndex:
-    """The key index of one target. Two threads must not use it at the same time, except for `prepare`."""
+    """The key index of one target. No two threads use it at the same time, except for `prepare` and `new_number`."""
 
     def __init__(self, folder: Path | None, table: str, on_disk: int = ON_DISK) -> None:
         """Open the index in a folder. It is empty if its files are damaged or belong to another table.
@@ -301,34 +302,31 @@ class KeyIndex:
         """Add data files to the index and to `files`. hashes: path → (hashes of its keys, row number of each hash)."""
         if not hashes:
             return
-        parts, numbers = [], []
-        for path, (_, rows) in hashes.items():
-            number = self._new_number()
-            parts.append(places_of(number, rows))
-            numbers.append(number)
-            self.files[path] = number
-        keys = [found for found, _ in hashes.values()]
-        whole = KeyHashes(np.concatenate([key.high for key in keys]), np.concatenate([key.low for key in keys]))
-        if whole.high.size:
-            run = KeyRun.of(whole, np.concatenate(parts), numbers)
+        numbers = {path: self.new_number() for path in hashes}
+        self.files |= numbers
+        run = _run_of({numbers[path]: keys for path, keys in hashes.items()})
+        if run.size:
             self._runs.append(self._in_file(run) if run.size >= LARGE * self._on_disk else run)
             self._merge_runs()
 
-    def prepare(self, hashes: KeyHashes, rows: np.ndarray) -> PreparedRun:
-        """Sort the entries of one data file for `add_prepared`. Any thread may call this while another uses the index.
+    def prepare(self, hashes: Mapping[int, tuple[KeyHashes, np.ndarray]]) -> PreparedRun:
+        """Sort the entries of data files for `add_prepared`. Any thread may call this while another uses the index.
 
-        rows: the row number of each hash.
+        hashes: new number of a data file → (hashes of its keys, row number of each hash).
         """
-        number = self._new_number()
-        run = KeyRun.of(hashes, places_of(number, rows), [number])
+        run = _run_of(hashes)
         if run.size >= self._on_disk:
             with suppress(OSError):  # the run stays in memory; a write by the other thread logs what is wrong
                 run = run.write(self.folder.path, _PREPARED)
-        return PreparedRun(number, run)
+        return PreparedRun(frozenset(hashes), run)
 
-    def add_prepared(self, path: str, prepared: PreparedRun) -> None:
-        """Add a data file to the index and to `files`, at a cost that does not depend on its number of rows."""
-        self.files[path], run = prepared.number, prepared.run
+    def add_prepared(self, numbers: Mapping[str, int], prepared: PreparedRun) -> None:
+        """Add data files to the index and to `files`, at a cost that does not depend on their number of rows.
+
+        numbers: path → number. A prepared file that it leaves out is not added, so its entries do not count.
+        """
+        run = prepared.run
+        self.files |= numbers
         if run.name:
             name = run.name.removesuffix(_PREPARED)
             try:
@@ -336,7 +334,7 @@ class KeyIndex:
                 run = replace(run, name=name)
             except OSError as exc:
                 self._report(exc)
-                run = replace(run, name="", files=frozenset({prepared.number}))
+                run = replace(run, name="", files=prepared.numbers)
         if run.size:
             self._runs.append(run)
             self._merge_runs()
@@ -394,10 +392,22 @@ class KeyIndex:
             and sum(run.size for run in small) < self._on_disk // SMALL
         )
 
-    def _new_number(self) -> int:
+    def new_number(self) -> int:
+        """Return the number of a data file that will be added. Any thread may call this."""
         with self._next_lock:
             self._next += 1
             return self._next - 1
+
+    def save(self) -> None:
+        """Save what is on disk, so that a process that is killed need not read the keys of these files again.
+
+        While two runs are being merged, the end of this merge saves the index.
+        """
+        if self._merging is None:
+            try:
+                self._save()
+            except OSError as exc:
+                self._report(exc)
 
     def _in_file(self, run: KeyRun) -> KeyRun:
         """Write a run to a file, and return the run mapped from this file; if the write fails, return `run` itself."""
@@ -545,6 +555,14 @@ def _new_file(path: Path) -> Iterator[BinaryIO]:
 def places_of(number: int, rows: np.ndarray) -> np.ndarray:
     """Return the places of rows. number: the number of their data file."""
     return (np.uint64(number) << np.uint64(_ROW_BITS)) | rows.astype(np.uint64)
+
+
+def _run_of(hashes: Mapping[int, tuple[KeyHashes, np.ndarray]]) -> KeyRun:
+    """Return a run in memory with the entries of data files. hashes: as in KeyIndex.prepare."""
+    keys = [found for found, _ in hashes.values()]
+    whole = KeyHashes(np.concatenate([key.high for key in keys]), np.concatenate([key.low for key in keys]))
+    places = [places_of(number, rows) for number, (_, rows) in hashes.items()]
+    return KeyRun.of(whole, np.concatenate(places), hashes)
 
 
 def file_and_row(places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

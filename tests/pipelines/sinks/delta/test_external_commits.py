@@ -205,7 +205,7 @@ def test_a_foreign_commit_is_counted_and_stands_beside_its_table(sink: DeltaSink
 
 def test_a_target_that_is_written_without_its_index_says_why(sink: DeltaSink) -> None:
     progress = SinkFigures("shop", "lake", metrics.Metrics())
-    progress.not_indexed = sink.not_indexed
+    progress.index_notice = sink.index_notice
     progress.record_published(publish(sink, sink.apply(batch([put(1, "A", 45)], 40, 60))), lag=None, rows={})
     assert [table.reason for table in progress.to_tables()] == [None]
     table_of(sink).alter.set_table_properties({"delta.enableDeletionVectors": "false"})

@@ -11,6 +11,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Event
 from typing import Any, Final
 from zoneinfo import ZoneInfo
 
@@ -25,12 +26,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN
+from pipelines.sinks.delta.background_indexing import IndexingThread
 from pipelines.sinks.delta.indexed.delta_log import ATTEMPTS, LiveFiles, MetadataChanged, commit_path
 from pipelines.sinks.delta.indexed.table_storage import LocalStorage
 from pipelines.sinks.delta.indexed_writer import refusal
 from pipelines.sinks.delta.target_columns import OP, POSITION_KEY
 from pipelines.sinks.delta.target_layout import DELETION_VECTORS
 from tests.fixtures.examples import examples
+from tests.fixtures.waiting import until
 from tests.pipelines.sinks.added_features import add_features, commit
 from tests.pipelines.sinks.delta.merge_model import ModelledRows, Plain
 from tests.pipelines.sinks.delta.vector_tables import (
@@ -83,10 +86,15 @@ MORE: Final = [("n", pa.int64()), ("item", pa.string()), ("more", pa.int64()), (
 class Modelled:
     """A table, its model, and what may happen to it; `n` is the number of the key."""
 
-    def __init__(self, folder: str, variant: Variant) -> None:
+    def __init__(self, folder: str, variant: Variant, *, in_background: bool = False) -> None:
+        """in_background: whether a thread adds all new files of others to the index, when `read_keys` lets it."""
         self.variant, self._numbers = variant, count()
+        self._may_read = Event()
         columns = columns_of(*variant.key.items(), *MORE)
         self.mine = VectorTable(f"{folder}/table", columns, tuple(variant.key), variant.partition_by)
+        if in_background:
+            self.mine.thread = partial(IndexingThread, at_once=0, group_rows=3, begin=self._may_read.wait)
+            self.reopen(1)
         self.model = ModelledRows(self.mine.key)
         self.snapshots: dict[int, list[Plain]] = {}
         """Version → its rows, for versions that can be restored."""
@@ -186,9 +194,21 @@ class Modelled:
                 self.other.restore(version)
                 self.model.rows = list(self.snapshots[version])
 
+    def read_keys(self, _: int) -> None:
+        """Let the thread read the keys of all files that wait for it."""
+        self._may_read.set()
+        until(lambda: not self.mine.table.waiting_files, "the keys of all files", every=0.001)
+        self._may_read.clear()
+
+    def close(self) -> None:
+        """Close the table; the thread ends the group that it works on."""
+        self._may_read.set()
+        self.mine.table.close()
+        self._may_read.clear()
+
     def reopen(self, choice: int) -> None:
         """Close the table and open it again; another client may write in between."""
-        self.mine.table.close()
+        self.close()
         if choice % 3 == 0:
             self.update(choice)
         if choice % 4 == 0:
@@ -197,14 +217,14 @@ class Modelled:
 
     def lose_index(self, _: int) -> None:
         """Delete the index while the table is closed."""
-        self.mine.table.close()
+        self.close()
         shutil.rmtree(self.mine.index_folder)
         self.mine.table = self.mine.open()
 
     def damage_index(self, choice: int) -> None:
         """Change a byte of a file of the index while the table is closed."""
         self.reopen(1)
-        self.mine.table.close()
+        self.close()
         files = sorted(self.mine.index_folder.iterdir())
         file = files[choice % len(files)]
         content = bytearray(file.read_bytes() or b"0")
@@ -216,7 +236,7 @@ class Modelled:
         """Continue with the index as it is on the disk."""
         folder, copy = self.mine.index_folder, Path(f"{self.mine.uri}.copy")
         shutil.copytree(folder, copy)
-        self.mine.table.close()
+        self.close()
         shutil.rmtree(folder)
         copy.rename(folder)
         self.mine.table = self.mine.open()
@@ -233,24 +253,24 @@ class Modelled:
 ROWS = st.tuples(st.integers(0, 5), st.sampled_from("uuud"), st.integers(-25, 5), st.integers(0, 1))
 BATCH = st.tuples(st.just("batch"), st.lists(ROWS, min_size=1, max_size=5, unique_by=lambda row: row[0]))
 BY_OTHERS = ("append", "delete", "update", "other_merge", "compact", "checkpoint", "vacuum", "restore")
-TO_INDEX = ("reopen", "lose_index", "damage_index", "crash", "repeat", "narrow")
+TO_INDEX = ("reopen", "lose_index", "damage_index", "crash", "repeat", "narrow", "read_keys")
 STEPS = st.one_of(BATCH, BATCH, st.tuples(st.sampled_from(BY_OTHERS + TO_INDEX), st.integers(0, 11)))
 
 
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
 @examples(2)
-@given(st.lists(STEPS, min_size=4, max_size=12))
+@given(st.lists(STEPS, min_size=4, max_size=12), st.booleans())
 def test_any_batches_and_changes_by_others_leave_the_rows_of_the_model(
-    variant: Variant, steps: list[tuple[str, Any]]
+    variant: Variant, steps: list[tuple[str, Any]], in_background: bool
 ) -> None:
     with TemporaryDirectory() as folder:
-        modelled = Modelled(folder, variant)
+        modelled = Modelled(folder, variant, in_background=in_background)
         for name, choice in steps:
             getattr(modelled, name)(choice)
             modelled.check()
         modelled.batch([(number, "u", 5_000, 1) for number in range(6)])
         modelled.check()
-        modelled.mine.close()
+        modelled.close()
 
 
 @examples(6)

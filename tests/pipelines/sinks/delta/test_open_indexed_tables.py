@@ -20,6 +20,7 @@ from pipelines.sinks.delta.delta_log_cleanup import CHECKPOINT_EVERY, data_paths
 from pipelines.sinks.delta.delta_target import REOPEN_AFTER, DeltaTarget, TxnMarker
 from pipelines.sinks.delta.indexed.delta_log import LiveFiles, vector_paths
 from pipelines.sinks.delta.indexed.table_storage import LocalStorage
+from pipelines.sinks.delta.indexed_writer import Indexing
 from pipelines.sinks.delta.merge_source import source_rows
 from pipelines.sinks.delta.open_indexed_tables import UNUSED_FOR, IndexedTargets
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
@@ -63,7 +64,9 @@ def create(uri: str, *, has_vectors: bool = True) -> DeltaTarget:
 
 @pytest.fixture(name="opened")
 def _opened(tmp_path: Path) -> Opened:
-    return Opened(create(str(tmp_path / "target")), IndexedTargets(str(tmp_path / "indexes"), ON_DISK))
+    return Opened(
+        create(str(tmp_path / "target")), IndexedTargets(str(tmp_path / "indexes"), Indexing(on_disk=ON_DISK))
+    )
 
 
 def folders_of(opened: Opened) -> list[Path]:
@@ -236,7 +239,7 @@ def test_an_index_outlives_the_process(opened: Opened) -> None:
     opened.indexed.close()
     kept = list(Path(opened.target.uri).glob("*.parquet"))
     contents = {path: path.read_bytes() for path in kept}
-    again = Opened(opened.target, IndexedTargets(str(opened.indexed._folder), ON_DISK))
+    again = Opened(opened.target, IndexedTargets(str(opened.indexed._folder), Indexing(on_disk=ON_DISK)))
     assert again.indexed.can_merge(again.target, SHAPE.key)
     for path in kept:  # the index has the keys, so nothing reads them from the data files
         path.write_bytes(b"")
@@ -259,13 +262,13 @@ def test_a_small_index_leaves_no_file_and_is_built_again(tmp_path: Path) -> None
 
 
 def test_two_sinks_with_one_folder_find_all_rows(opened: Opened) -> None:
-    second = Opened(opened.target, IndexedTargets(str(opened.indexed._folder), ON_DISK))
+    second = Opened(opened.target, IndexedTargets(str(opened.indexed._folder), Indexing(on_disk=ON_DISK)))
     opened.merge(20, put(1, "a", 10))
     second.merge(40, put(1, "A", 30), put(2, "b", 31))
     assert opened.merge(60, put(2, "B", 50)) == {1: "A", 2: "B"}
     second.indexed.close()
     opened.indexed.close()
-    third = Opened(opened.target, IndexedTargets(str(opened.indexed._folder), ON_DISK))
+    third = Opened(opened.target, IndexedTargets(str(opened.indexed._folder), Indexing(on_disk=ON_DISK)))
 
     assert third.merge(80, put(1, "c", 70), gone(2, 71)) == {1: "c"}
 
@@ -278,7 +281,7 @@ def test_the_index_of_a_target_that_was_not_used_for_a_week_is_removed(opened: O
         folder = used.with_name(name)
         shutil.copytree(used, folder)
         os.utime(folder, (time.time() - age,) * 2)
-    again = Opened(opened.target, IndexedTargets(str(opened.indexed._folder), ON_DISK))
+    again = Opened(opened.target, IndexedTargets(str(opened.indexed._folder), Indexing(on_disk=ON_DISK)))
     again.merge(40, put(1, "A", 30))
     os.utime(used, (time.time() - 2 * UNUSED_FOR,) * 2)
     again.indexed.close()

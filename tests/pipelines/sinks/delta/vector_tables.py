@@ -13,9 +13,10 @@ from deltalake import DeltaTable
 
 from cdc.log.delta_actions import Action
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN
+from pipelines.sinks.delta.background_indexing import IndexingThread
 from pipelines.sinks.delta.indexed.delta_log import LiveFiles
 from pipelines.sinks.delta.indexed.table_storage import LocalStorage, TableStorage
-from pipelines.sinks.delta.indexed_writer import IndexedRows, IndexedTable
+from pipelines.sinks.delta.indexed_writer import IndexedRows, IndexedTable, Indexing
 from pipelines.sinks.delta.target_columns import OP
 from pipelines.sinks.delta.target_layout import DELETION_VECTORS
 
@@ -89,6 +90,8 @@ class VectorTable:
     relation: int | None = None
     on_disk: int = 8
     """As in KeyIndex: few, so that the index is saved when it is closed."""
+    thread: Callable[[], IndexingThread] = IndexingThread
+    """Makes the thread that reads keys in the background."""
 
     def __post_init__(self) -> None:
         if DeltaTable.is_deltatable(self.uri):
@@ -120,7 +123,8 @@ class VectorTable:
         self.index_folder.mkdir(exist_ok=True)
         storage = self.storage
         rows = IndexedRows(self.key, self.relation)
-        return IndexedTable(storage, LiveFiles.read(storage), self.index_folder, rows, self.on_disk)
+        indexing = Indexing(self.thread(), self.on_disk)
+        return IndexedTable(storage, LiveFiles.read(storage), self.index_folder, rows, indexing)
 
     def reopen(self) -> None:
         """Close the table and open it again."""

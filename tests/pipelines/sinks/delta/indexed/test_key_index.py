@@ -76,22 +76,28 @@ class Modelled:
         self.files: dict[str, list[Key]] = {}
         """Path → the key of each row."""
         self.added = 0
-        self.prepared: list[tuple[list[Key], PreparedRun]] = []
+        self.prepared: list[tuple[dict[int, list[Key]], PreparedRun]] = []
         """Files that another thread has prepared and that are not added yet."""
 
     def prepare(self, size: int) -> None:
-        """Prepare a file in another thread."""
-        keys = KEYS[:size]
+        """Prepare two files in another thread."""
+        files = {self.index.new_number(): KEYS[:size], self.index.new_number(): KEYS[size : size + 3]}
+        entries = {number: (hashes(keys), np.arange(len(keys))) for number, keys in files.items()}
         with ThreadPoolExecutor(1) as thread:
-            self.prepared.append((keys, thread.submit(self.index.prepare, hashes(keys), np.arange(size)).result()))
+            self.prepared.append((files, thread.submit(self.index.prepare, entries).result()))
 
     def add_prepared(self, choice: int) -> None:
-        """Add one prepared file."""
+        """Add prepared files: both, or only the first one because the other one has left the table."""
         if self.prepared:
-            keys, prepared = self.prepared.pop(choice % len(self.prepared))
-            path, self.added = f"file {self.added}", self.added + 1
-            self.files[path] = keys
-            self.index.add_prepared(path, prepared)
+            files, prepared = self.prepared.pop(choice % len(self.prepared))
+            numbers = {f"file {self.added + place}": number for place, number in enumerate([*files][: 1 + choice % 2])}
+            self.added += len(numbers)
+            self.files |= {path: files[number] for path, number in numbers.items()}
+            self.index.add_prepared(numbers, prepared)
+
+    def save(self, _: int) -> None:
+        """Save what is on disk."""
+        self.index.save()
 
     def add(self, files: list[list[Key]]) -> None:
         """Add files."""
@@ -146,7 +152,9 @@ class Modelled:
 FILES = st.lists(st.lists(st.sampled_from(KEYS), max_size=6), min_size=1, max_size=2)
 STEPS = st.one_of(
     st.tuples(st.just("add"), FILES),
-    st.tuples(st.sampled_from(["forget", "wait", "reopen", "crash", "prepare", "add_prepared"]), st.integers(0, 9)),
+    st.tuples(
+        st.sampled_from(["forget", "wait", "reopen", "crash", "prepare", "add_prepared", "save"]), st.integers(0, 9)
+    ),
 )
 
 
@@ -207,10 +215,11 @@ def test_large_runs_are_written_at_once_and_merged_piece_by_piece(tmp_path: Path
 
 def test_a_prepared_file_is_in_the_index_after_a_restart_and_one_that_was_not_added_is_removed(tmp_path: Path) -> None:
     index, keys = KeyIndex(tmp_path, TABLE, ON_DISK), random_keys(30)
-    added, dropped = (index.prepare(hashes(part), np.arange(15)) for part in (keys[:15], keys[15:]))
-    index.add_prepared("a", added)
+    parts = (keys[:15], keys[15:], keys[15:])
+    added, dropped, discarded = (index.prepare({index.new_number(): (hashes(part), np.arange(15))}) for part in parts)
+    index.add_prepared({"a": min(added.numbers)}, added)
     index.discard(added)  # nothing, because it is in the index
-    index.discard(index.prepare(hashes(keys[15:]), np.arange(15)))
+    index.discard(discarded)
     assert [file.name for file in tmp_path.glob("*.prepared")] == [dropped.run.name]
     index.close()
     reopened = KeyIndex(tmp_path, TABLE, ON_DISK)
