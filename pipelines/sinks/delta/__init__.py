@@ -42,15 +42,17 @@ indexed writer or delta-rs writes it. An indented function is called by the func
         check                                                   check that no other driver published since
 
 A batch whose rows are on Spark's executors (TableBatch.parts) differs in two steps. ExecutorMerge (executor_merge.py)
-makes the rows to merge from source_rows and overlay, in tasks of Spark. Then executors write new files, and deletion
-vectors for the old rows (executor_upsert.py), and the driver commits them; otherwise Delta's MERGE writes the rows. The
-next small batch reads that commit, and adds the keys of its files to the index, or lets a thread do it if they are many
+makes the rows to merge from source_rows and overlay, in tasks of Spark, which get the base rows by RowLookup
+(executor_row_lookup.py). Then executors write new files, and deletion vectors for the old rows that KeySearch finds
+(executor_upsert.py), and the driver commits them; otherwise Delta's MERGE writes the rows. The next small batch reads
+that commit, and adds the keys of its files to the index, or lets a thread do it if they are many
 (background_indexing.py). KeylessMerge (executor_keyless.py) does the same for a table without a key: it counts equal
 rows, and finds an equal row of the target for each delete.
 
 A target with history differs after in_target_columns: History.merge (history_strategy.py) evolves the columns, and
 HistoryMerge (history_merge.py) completes every change, makes the rows of the history mode and writes them. If its
-changes are on Spark's executors, ExecutorHistory (executor_history.py) does this in a task for each part of the keys.
+changes are on Spark's executors, ExecutorHistory (executor_history.py) does this in a task for each part of the keys,
+which gets the rows that they change by RowLookup.
 
 Interfaces with several implementations
 =======================================

@@ -29,7 +29,6 @@ from pipelines.runtime.executor_code import forwarding_errors, raising_task_erro
 from pipelines.sinks.delta.delta_target import DeltaTarget, TxnMarker
 from pipelines.sinks.delta.executor_files import FILES, PartFiles, add_files, collect_files, folder_of, takes_files
 from pipelines.sinks.delta.executor_key_search import ENTRIES, TASK_BYTES, NewVector
-from pipelines.sinks.delta.executor_merge import StoredColumns
 from pipelines.sinks.delta.executor_row_search import (
     HASHES,
     SHARD_ROWS,
@@ -46,6 +45,7 @@ from pipelines.sinks.delta.new_data_files import DataFile
 from pipelines.sinks.delta.schema_evolution import read_plan
 from pipelines.sinks.delta.settings import Writer
 from pipelines.sinks.delta.spark_target import frame_at, hinted_merge_source, spark_schema
+from pipelines.sinks.delta.stored_columns import StoredColumns
 from pipelines.sinks.delta.target_columns import POSITION_KEY, RowShape
 from pipelines.sinks.delta.target_layout import backticked, check_partition_values
 from pipelines.sinks.delta.writers import Writers
@@ -196,14 +196,15 @@ class KeylessMerge:
         """Let executors write deletion vectors without the rows to delete. files: the live files of the target."""
         if not files:
             return []
-        search = search_in(self.target.uri, POSITION_KEY, files, self.parts.parts)
+        search = search_in(self.target, POSITION_KEY, files, self.parts.parts)
 
         def hash_places(results: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in results:
                 for places in places_in(batch):
-                    yield from search.entries(places.columns)
+                    yield from search.wanted(places)
 
-        return search.write_vectors(self.parts.session, self._found.mapInArrow(hash_places, ENTRIES))
+        wanted = self._found.mapInArrow(hash_places, ENTRIES)
+        return search.searched.write_vectors(search.find(self.parts.session, wanted))
 
     def _merge_by_spark(self, marker: TxnMarker, writers: Writers) -> None:
         """Let Spark append the added rows, or merge them with the deletes."""

@@ -8,8 +8,9 @@ The driver plans and commits. It gets names, sizes and statistics of files.
   fit, Delta's own MERGE joins the typed rows with the target.
 - **Rules**: executors mask, rename and drop columns, and call Python functions. Spark computes the columns of
   `computed` and the filter `where`.
-- **Partial images**: a join reads their base rows from the version of the target before the batch. Base rows and images
-  of a part meet in one task, where `merge_source.overlay` completes the images, as for a small batch.
+- **Partial images**: executors read their base rows from the version of the target before the batch, see
+  `executor_row_lookup.py`. Base rows and images of a part meet in one task, where `merge_source.overlay` completes the
+  images, as for a small batch.
 
 Executors convert rows with the functions of a small batch. So both ways have the same rows, and refuse the same rows
 with the same errors (executor_refusals.py).
@@ -21,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -31,11 +32,13 @@ from deltalake import DeltaTable
 from cdc.target_names import RELATION_COLUMN
 from pipelines.folding.fold import has_base_key
 from pipelines.folding.folded_parts import IMAGES, FoldedParts, Piece, piece_of_images
-from pipelines.folding.key_parts import from_ipc, split_by_part, to_ipc
+from pipelines.folding.key_parts import from_ipc
 from pipelines.runtime.executor_code import forwarding_errors, raising_task_errors
 from pipelines.sinks.delta.delta_target import DeltaTarget, TxnMarker
 from pipelines.sinks.delta.executor_files import FILES, PartFiles, add_files, collect_files, folder_of, takes_files
 from pipelines.sinks.delta.executor_filter import filter_partial_images
+from pipelines.sinks.delta.executor_key_search import KeySearch
+from pipelines.sinks.delta.executor_row_lookup import RowLookup, stored_and_images, with_images
 from pipelines.sinks.delta.merge_source import (
     BaseLookup,
     as_upserts,
@@ -46,10 +49,9 @@ from pipelines.sinks.delta.merge_source import (
     split_partial,
 )
 from pipelines.sinks.delta.new_data_files import DataFile, TargetFolder
-from pipelines.sinks.delta.schema_evolution import FilledColumn, evolved_batch, read_plan
-from pipelines.sinks.delta.spark_target import SORTED_JOIN, frame_at, frame_of, hinted_merge_source, spark_schema
+from pipelines.sinks.delta.spark_target import frame_of, hinted_merge_source, spark_schema
+from pipelines.sinks.delta.stored_columns import StoredColumns
 from pipelines.sinks.delta.target_columns import OP, RowShape
-from pipelines.sinks.delta.target_layout import backticked
 from pipelines.sinks.delta.target_part import columns_of_part
 from pipelines.transform.expressions import raising_transform_failed
 from pipelines.types.failing_rows import failing_rows
@@ -59,62 +61,24 @@ from pipelines.types.typed_rows import typed_keys
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_PART: Final = "_part"
-_KEY: Final = "_key"
-_TASK_ROWS: Final = "part int, bases binary, images binary"
-
-
-@dataclass(frozen=True, slots=True)
-class StoredColumns:
-    """The columns of a target, and how those of other rows are made from them. Executors receive pickled instances."""
-
-    present: pa.Schema
-    """The columns of the target."""
-    columns: tuple[FilledColumn, ...]
-    """How each column of the other rows is made."""
-
-    @property
-    def names(self) -> dict[str, str]:
-        """Column of the other rows → column of the target that has its values."""
-        return {column.field.name: column.source for column in self.columns if column.source is not None}
-
-    def to_rows(self, batch: pa.RecordBatch) -> pa.Table:
-        """Convert a batch with columns of the target to the other rows."""
-        return pa.Table.from_batches([evolved_batch(batch, self.present, self.columns)])
-
 
 @dataclass(frozen=True, slots=True)
 class BasePlan:
-    """Where the base rows of partial images are read, and their columns. Executors receive pickled instances."""
+    """How a task uses the base rows that it has received. Executors receive pickled instances."""
 
-    uri: str
-    version: int
     stored: StoredColumns
-    """The columns of the target at this version, and those of the base rows."""
+    """The columns of the target at the version of the base rows, and those of the base rows."""
     exact: bool
     truncated: tuple[int, int] | None
-    relation: int | None
-    """The relation whose rows are read in a shared target; None if all rows are read."""
 
-    @classmethod
-    def of(cls, target: DeltaTarget, bases: BaseLookup, shape: RowShape) -> BasePlan | None:
-        """Return the plan for the lookup of a batch; None if there was no target before the batch."""
-        if bases.read_table is None:
-            return None
-        table: DeltaTable = bases.read_table()
-        present = columns_of_part(pa.schema(table.schema().to_arrow()), bases.relation)
-        stored = StoredColumns(present, read_plan(present, shape.image_columns))
-        return cls(target.uri, table.version(), stored, bases.exact, bases.truncated, bases.relation)
-
-    def lookup(self, streams: Sequence[bytes]) -> BaseLookup:
+    def lookup(self, rows: Sequence[pa.Table]) -> BaseLookup:
         """Return the lookup of the base rows that a task has received."""
-        rows = [from_ipc(stream) for stream in streams]
-        schema = pa.schema([column.field for column in self.stored.columns])
+        schema = self.stored.schema
         return BaseLookup(
             None,
             exact=self.exact,
             truncated=self.truncated,
-            received=pa.concat_tables([schema.empty_table(), *rows]),
+            received=pa.concat_tables([schema.empty_table(), *(table.select(schema.names) for table in rows)]),
             present=self.stored.present,
         )
 
@@ -205,8 +169,21 @@ class ExecutorMerge:
 
     @property
     def plan(self) -> BasePlan | None:
-        """Where the base rows of partial images are read; None if there was no target before the batch."""
-        return BasePlan.of(self.target, self.bases, self.shape)
+        """How tasks use base rows of partial images; None if there was no target before the batch."""
+        base_lookup, _ = self._base_lookup
+        return None if base_lookup is None else BasePlan(base_lookup.stored, self.bases.exact, self.bases.truncated)
+
+    @cached_property
+    def _base_lookup(self) -> tuple[RowLookup | None, KeySearch | None]:
+        """The lookup of the base rows of partial images, and its search; None if there was no target before."""
+        bases = self.bases
+        if bases.read_table is None:
+            return None, None
+        table: DeltaTable = bases.read_table()
+        present = columns_of_part(pa.schema(table.schema().to_arrow()), bases.relation)
+        stored = StoredColumns.of(present, self.shape.image_columns)
+        base_lookup = RowLookup(self.target.uri, table.version(), stored, self.shape.key, relation=bases.relation)
+        return base_lookup, base_lookup.search(self.parts.parts)
 
     @cached_property
     def images(self) -> FoldedParts:
@@ -258,8 +235,6 @@ class ExecutorMerge:
 
     def with_bases(self) -> DataFrame:
         """Return the partial images and their base rows as a frame: a Spark partition for each part."""
-        from pyspark.sql import functions as F
-
         shape = self.shape
 
         def partial(part: int, rows: pa.Table) -> Iterator[pa.RecordBatch]:
@@ -267,46 +242,13 @@ class ExecutorMerge:
             if incomplete.num_rows:
                 yield piece_of_images(part, incomplete)
 
-        images = self.images.map_pieces(partial, IMAGES)
-        pieces = images.select("part", F.lit(None).cast("binary").alias("bases"), "images")
-        plan = self.plan
-        if plan is not None:
-            pieces = pieces.unionByName(self._base_rows(plan))
-        return pieces.repartitionById(self.parts.parts, "part")
-
-    def _base_rows(self, plan: BasePlan) -> DataFrame:
-        """Return the rows of the target to which partial images belong, each with the part of its image."""
-        shape, names, parts = self.shape, plan.stored.names, self.parts.parts
-        key = [names[name] for name in shape.key]
-        key_types = pa.schema([shape.image_columns.field(name) for name in shape.key])
-        key_schema = pa.schema([(f"{_KEY}{n}", field.type) for n, field in enumerate(key_types)])
-
-        def base_keys(part: int, rows: pa.Table) -> Iterator[pa.RecordBatch]:
+        def base_keys(rows: pa.Table) -> pa.Table:
             _, incomplete = split_partial(shape.settled(rows))
-            keys = _typed_base_keys(incomplete, shape)
-            columns = [*keys.columns, pa.repeat(pa.scalar(part, pa.int32()), keys.num_rows)]
-            yield from pa.table(columns, schema=key_schema.append(pa.field(_PART, pa.int32()))).to_batches()
+            return _typed_base_keys(incomplete, shape)
 
-        def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            for batch in batches:
-                part_of = batch[_PART].to_numpy().astype(np.int64)
-                rows = plan.stored.to_rows(batch)
-                for part, numbers in split_by_part(part_of, parts):
-                    if len(numbers):
-                        yield _piece_of_bases(part, rows.take(numbers))
-
-        wanted = self.images.map_pieces(base_keys, spark_schema(key_schema.append(pa.field(_PART, pa.int32()))))
-        relations = () if plan.relation is None else (plan.relation,)
-        rows = frame_at(self.parts.session, plan.uri, plan.version, relations)
-        columns = [rows[backticked(name)] for name in dict.fromkeys(names.values())]
-        # with explicit partitions, because a session on one machine shuffles into two
-        wanted = wanted.distinct().repartition(parts, *(name for name in key_schema.names))
-        rows = rows.select(*columns).repartition(parts, *(backticked(name) for name in key))
-        same = [rows[backticked(name)] == wanted[f"{_KEY}{n}"] for n, name in enumerate(key)]
-        joined = rows.join(wanted.hint(SORTED_JOIN), same).select(
-            *(rows[backticked(name)] for name in rows.columns), wanted[_PART]
-        )
-        return joined.mapInArrow(pack, _TASK_ROWS)
+        base_lookup, search = self._base_lookup
+        bases = None if base_lookup is None else base_lookup.rows(self.images, base_keys, search)
+        return with_images(bases, self.images.map_pieces(partial, IMAGES), self.parts.parts)
 
 
 def count_nulled_in_parts(parts: FoldedParts, shape: RowShape) -> int:
@@ -336,19 +278,10 @@ def _checked(source: pa.Table, shape: RowShape) -> pa.Table:
 
 def images_and_bases(pieces: Iterator[pa.RecordBatch], plan: BasePlan | None) -> Iterator[tuple[pa.Table, BaseLookup]]:
     """Yield the pieces of images of a part, each with the lookup of the part's base rows."""
-    images: list[bytes] = []
-    bases: list[bytes] = []
-    for batch in pieces:
-        images += [stream for stream in batch["images"].to_pylist() if stream is not None]
-        bases += [stream for stream in batch["bases"].to_pylist() if stream is not None]
+    bases, images = stored_and_images(pieces)
     lookup = BaseLookup(None) if plan is None else plan.lookup(bases)
     for stream in images:
         yield from_ipc(stream), lookup
-
-
-def _piece_of_bases(part: int, rows: pa.Table) -> pa.RecordBatch:
-    columns = {"part": pa.array([part], pa.int32()), "bases": [to_ipc(rows)], "images": pa.nulls(1, pa.binary())}
-    return pa.RecordBatch.from_pydict(columns)
 
 
 def _typed_base_keys(incomplete: pa.Table, shape: RowShape) -> pa.Table:

@@ -34,7 +34,7 @@ from pipelines.sinks.delta.target_columns import POSITION_KEY
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from pipelines.sinks.delta.executor_merge import StoredColumns
+    from pipelines.sinks.delta.stored_columns import StoredColumns
 
 HASHES: Final = "shard int, is_stored boolean, words binary"
 """The columns of a frame of hashes: number of the shard, whether the rows are in the target, and for each row the two

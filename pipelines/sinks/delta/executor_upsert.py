@@ -11,7 +11,6 @@ the targets that `ExecutorUpsert.of` and `_has_columns_of_batch` leave out.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,14 +30,7 @@ from pipelines.sinks.delta.damage_errors import reading_files
 from pipelines.sinks.delta.damaged_commits import TXN_NAMED
 from pipelines.sinks.delta.delta_target import DeltaTarget, TxnMarker
 from pipelines.sinks.delta.executor_files import PartFiles, check_visible, folder_of, takes_files
-from pipelines.sinks.delta.executor_key_search import (
-    ENTRIES,
-    SHARD_ROWS,
-    TASK_BYTES,
-    KeySearch,
-    NewVector,
-    SearchedFile,
-)
+from pipelines.sinks.delta.executor_key_search import ALL_ROWS, ENTRIES, KeySearch, NewVector
 from pipelines.sinks.delta.executor_merge import ExecutorMerge
 from pipelines.sinks.delta.indexed.delta_log import LiveFile, LiveFiles, LogNotReadable
 from pipelines.sinks.delta.indexed.key_hashes import can_hash
@@ -49,11 +41,12 @@ from pipelines.sinks.delta.new_data_files import DataFile, TargetFolder
 from pipelines.sinks.delta.open_indexed_tables import write_due_checkpoint
 from pipelines.sinks.delta.schema_evolution import column_id
 from pipelines.sinks.delta.shared_directory import check_readable
+from pipelines.sinks.delta.stored_columns import StoredColumns
 from pipelines.sinks.delta.target_columns import OP, RowShape
 from pipelines.types.typed_rows import typed_keys
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +68,8 @@ class ExecutorUpsert:
             return None
         if merge.parts.table.incomplete and shape.schema.state is TableState.SNAPSHOTTING:
             return None  # a partial image may wait for the copy: the row with its key stays
-        if (files := writable_files(target)) is None:
-            return None
-        return (
-            cls(merge, files)
-            if all(is_older(file, after) for file in files.by_path.values() if is_own(file, target))
-            else None
-        )
+        files = files_to_change(target, after)
+        return None if files is None else cls(merge, files)
 
     def write(self, own_rows: pa.Table | None, marker: TxnMarker) -> None:
         """Write the batch in one commit with the `txn` of `marker`.
@@ -93,7 +81,8 @@ class ExecutorUpsert:
         files = list(self.files.by_path.values())
         folder = folder_of(target)
         vectors = self._write_vectors(files, own)
-        new = [*self.merge.write_data_files(folder), *_write_own(folder, own)]
+        upserts = own.filter(pc.equal(own[OP], "u")).drop_columns([OP])
+        new = [*self.merge.write_data_files(folder), *write_own_rows(folder, upserts)]
         commit_written(target, self.files, vectors, new, marker)
 
     def _write_vectors(self, files: list[LiveFile], own: pa.Table) -> list[NewVector]:
@@ -101,16 +90,18 @@ class ExecutorUpsert:
         if not numbers:
             return []
         shape, parts = self.merge.shape, self.merge.parts
-        search = search_in(self.merge.target.uri, shape.key, [files[number] for number in numbers], parts.parts)
+        search = search_in(self.merge.target, shape.key, [files[number] for number in numbers], parts.parts)
 
         def hash_keys_of(_: int, images: pa.Table) -> Iterator[pa.RecordBatch]:
             with forwarding_errors():
-                yield from search.entries(typed_keys(images["key"], shape.schema, shape.policy).columns)
+                yield from search.wanted(typed_keys(images["key"], shape.schema, shape.policy))
 
         wanted = parts.map_pieces(hash_keys_of, ENTRIES)
         if own.num_rows:
-            wanted = wanted.unionByName(_frame_of(wanted, search.entries([own[name] for name in shape.key])))
-        vectors = search.write_vectors(parts.session, wanted)
+            wanted = wanted.unionByName(
+                frame_of_batches(parts.session, search.wanted(own.select(list(shape.key))), ENTRIES)
+            )
+        vectors = search.searched.write_vectors(search.find(parts.session, wanted))
         return [replace(vector, file=numbers[vector.file]) for vector in vectors]
 
 
@@ -124,16 +115,10 @@ def writable_files(target: DeltaTarget) -> LiveFiles | None:
     return files if files.version == target.version and refusal(files, target.all_columns) is None else None
 
 
-def search_in(uri: str, key: tuple[str, ...], files: Sequence[LiveFile], parts: int) -> KeySearch:
-    """Return a search by key in live files of the target at `uri`. parts: number of parts that have the wanted keys."""
-    return KeySearch(
-        uri=uri,
-        key=key,
-        files=tuple(SearchedFile(file.path, file.rows, file.vector) for file in files),
-        shards=max(parts, -(-sum(file.rows or 0 for file in files) // SHARD_ROWS)),
-        tasks=min(len(files), max(parts, -(-sum(file.add["size"] for file in files) // TASK_BYTES))),
-        secret=secrets.token_bytes(16),
-    )
+def search_in(target: DeltaTarget, key: tuple[str, ...], files: Sequence[LiveFile], parts: int) -> KeySearch:
+    """Return a search by key in live files of a target. parts: number of parts that have the wanted keys."""
+    columns = StoredColumns.of(target.columns, pa.schema([target.columns.field(name) for name in key]))
+    return KeySearch.of(target.uri, files, columns, ALL_ROWS, parts)
 
 
 def commit_written(
@@ -181,6 +166,17 @@ def commit_upsert(
     write_due_checkpoint(target, live)
 
 
+def files_to_change(target: DeltaTarget, after: int) -> LiveFiles | None:
+    """Return the result of `writable_files` if all rows of the source table are older than a batch, otherwise None.
+
+    after: position that every change of the batch is after.
+    """
+    if (files := writable_files(target)) is None:
+        return None
+    own = (file for file in files.by_path.values() if is_own(file, target))
+    return files if all(is_older(file, after) for file in own) else None
+
+
 def _has_columns_of_batch(target: DeltaTarget, shape: RowShape) -> bool:
     """Return whether the rows of a batch have every column of the target, and keys that can be searched.
 
@@ -207,14 +203,13 @@ def is_older(file: LiveFile, after: int) -> bool:
     return greatest is not None and int(greatest) <= after
 
 
-def _write_own(folder: TargetFolder, own: pa.Table) -> list[DataFile]:
-    """Write the upserts among merge source rows of the driver."""
+def write_own_rows(folder: TargetFolder, rows: pa.Table) -> list[DataFile]:
+    """Write rows on the driver to data files, if there are any."""
     file = PartFiles(folder)
-    file.add(own.filter(pc.equal(own[OP], "u")).drop_columns([OP]))
+    file.add(rows)
     return [DataFile(**row) for batch in file.close() for row in batch.to_pylist()]
 
 
-def _frame_of(like: DataFrame, batches: Iterator[pa.RecordBatch]) -> DataFrame:
-    return like.sparkSession.createDataFrame(
-        [tuple(row.values()) for b in batches for row in b.to_pylist()], like.schema
-    )
+def frame_of_batches(session: SparkSession, batches: Iterator[pa.RecordBatch], columns: str) -> DataFrame:
+    """Return rows on the driver as a frame with these columns."""
+    return session.createDataFrame([tuple(row.values()) for b in batches for row in b.to_pylist()], columns)

@@ -13,12 +13,13 @@ from pyroaring import BitMap
 from pyspark.sql import SparkSession
 
 from cdc.errors import TargetDamaged
-from pipelines.sinks.delta.executor_key_search import ENTRIES, KeySearch, NewVector, SearchedFile
+from pipelines.sinks.delta.executor_key_search import ENTRIES, KeySearch, NewVector, SearchedFile, SearchedFiles
 from pipelines.sinks.delta.indexed.deletion_vectors import decode, encode
 from pipelines.sinks.delta.indexed.table_storage import storage_of
+from pipelines.sinks.delta.stored_columns import StoredColumns
 
 SECRET = bytes(range(16))
-NAMES = ("tenant", "id")
+KEY = pa.schema([("tenant", pa.string()), ("id", pa.int64())])
 
 
 def keys(numbers: range) -> pa.Table:
@@ -38,15 +39,16 @@ def search_in(folder: Path, tables: list[pa.Table], deleted: dict[int, BitMap]) 
             path, content, (vector,) = encode([deleted[number]])
             storage_of(str(folder)).write(path, content)
         files.append(SearchedFile(f"{number}.parquet", table.num_rows if number else None, vector))
-    return KeySearch(uri=str(folder), key=NAMES, files=tuple(files), shards=3, tasks=2, secret=SECRET)
+    key = StoredColumns.of(KEY, KEY)
+    return KeySearch(searched=SearchedFiles(str(folder), tuple(files)), key=key, shards=3, tasks=2, secret=SECRET)
 
 
 def written(spark: SparkSession, search: KeySearch, wanted: pa.Table) -> list[NewVector]:
     def entries(_: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from search.entries(wanted.columns)
+        yield from search.wanted(wanted)
 
     frame = spark.range(0, 1, 1, 1).mapInArrow(entries, ENTRIES)
-    return sorted(search.write_vectors(spark, frame), key=lambda vector: vector.file)
+    return sorted(search.searched.write_vectors(search.find(spark, frame)), key=lambda vector: vector.file)
 
 
 def test_the_rows_with_wanted_keys_join_those_that_are_deleted_already(spark: SparkSession, tmp_path: Path) -> None:
@@ -80,4 +82,4 @@ def test_a_missing_data_file_is_damage(spark: SparkSession, tmp_path: Path) -> N
 
 def test_executors_get_the_search_pickled_and_descriptors_survive_json(tmp_path: Path) -> None:
     search = search_in(tmp_path, [keys(range(5))], {0: BitMap([1])})
-    assert json.loads(json.dumps(search.files[0].vector)) == search.files[0].vector
+    assert json.loads(json.dumps(search.searched.files[0].vector)) == search.searched.files[0].vector

@@ -97,6 +97,10 @@ def test_a_driver_that_dies_around_a_commit_of_executors_is_followed_by_one_that
 JOIN = re.compile(r"^\(\d+\) (\w+Join)\b.*\nLeft keys \[\d+\]: \[(\w+)#", re.MULTILINE)
 
 
+PARTITIONED = "[{match: shop.*, partition_by: [plain]}]"
+"""A target in which Spark joins rows: the column of its partitions is in no data file."""
+
+
 def joins_of_rows(queries: QueriesSince) -> set[str]:
     """The kinds of joins by a row's key; Delta also joins the names of files."""
     plans = [query.physicalPlanDescription() for query in queries.ended()]
@@ -110,11 +114,23 @@ def test_a_merge_broadcasts_no_side_of_a_join_because_the_driver_would_collect_i
     append(writer, [first_copy()])
     append(writer, [changes(Random(1))])
     queries = QueriesSince(spark)
-    with loop_in(tmp_path / "lake", tmp_path / "log", spark) as loop:
+    with loop_in(tmp_path / "lake", tmp_path / "log", spark, rules=PARTITIONED) as loop:
         for end in (100, 200):
             loop(spark, Position(end))
 
     assert joins_of_rows(queries) == {"SortMergeJoin"}
+
+
+def test_old_rows_and_base_rows_are_found_without_a_join(spark: SparkSession, tmp_path: Path) -> None:
+    writer = log_writer(tmp_path / "log")
+    append(writer, [first_copy()])
+    append(writer, [changes(Random(1))])
+    queries = QueriesSince(spark)
+    with loop_in(tmp_path / "lake", tmp_path / "log", spark) as loop:
+        for end in (100, 200):
+            loop(spark, Position(end))
+
+    assert joins_of_rows(queries) == set()
 
 
 def test_a_batch_waits_for_executors_that_cannot_import_the_function_of_a_rule(

@@ -11,23 +11,30 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import CommitFailedError
+from pyroaring import BitMap
 from pyspark.sql import SparkSession
 
 from cdc.config import EngineChoice
 from cdc.position import Position
 from cdc.table import TableState
 from pipelines.sink_loop import SinkLoop
-from pipelines.sinks.delta.executor_upsert import is_older
+from pipelines.sinks.delta.delta_target import DeltaTarget, TxnMarker
+from pipelines.sinks.delta.executor_key_search import NewVector, SearchedFiles
+from pipelines.sinks.delta.executor_upsert import commit_written, files_to_change, is_older, write_own_rows
 from pipelines.sinks.delta.indexed.delta_log import LiveFile, LiveFiles
 from pipelines.sinks.delta.indexed.table_storage import storage_of
+from pipelines.sinks.delta.new_data_files import TargetFolder
 from tests.fixtures.s3 import S3
 from tests.pipelines.cold_log import append, log_writer
 from tests.pipelines.fold_model import Row, log_row
 from tests.pipelines.sinks.delta.test_executor_merge import first_copy, image, written
+from tests.pipelines.sinks.delta.vector_tables import VectorTable, rows_in, upsert
 from tests.pipelines.test_both_ways import loop_in, parked_in, rows_of, schema
 
 pytestmark = pytest.mark.usefixtures("with_delta")
 COPY = 100
+PLACES = {"_position": [2], "_ordinal": [0]}
 
 
 def changes(position: int, updated: range, deleted: range, created: range = range(0)) -> list[Row]:
@@ -154,6 +161,24 @@ def partitions_of(loop: SinkLoop) -> set[str]:
 )
 def test_a_file_is_older_than_a_batch_if_its_statistics_say_so(statistics: dict[str, Any], expected: bool) -> None:
     assert is_older(LiveFile({"path": "any.parquet", "stats": json.dumps(statistics)}), after=100) is expected
+
+
+def test_files_and_vectors_are_not_committed_after_a_commit_of_another_client(tmp_path: Path) -> None:
+    table = VectorTable(f"{tmp_path}/table")
+    table.merge(upsert(1, id=1, item="a"))
+    target = DeltaTarget(table.uri, DeltaTable(table.uri))
+    live = files_to_change(target, after=1)
+    assert live is not None
+    (file,) = live.by_path.values()
+    written_vectors = SearchedFiles.of(table.uri, [file]).write_vectors_of({0: BitMap([0])})
+    vectors = [NewVector.of(row) for batch in written_vectors for row in batch.to_pylist()]
+    new = write_own_rows(TargetFolder(table.uri, ()), pa.table({"id": [1], "item": ["b"], **PLACES}))
+    write_deltalake(table.uri, pa.table({"id": [2], "item": ["c"], **PLACES}), mode="append")
+
+    with pytest.raises(CommitFailedError, match="another client committed"):
+        commit_written(target, live, vectors, new, TxnMarker("app", 2))
+    assert [(row["id"], row["item"]) for row in rows_in(table.uri)] == [(1, "a"), (2, "c")]
+    assert files_to_change(DeltaTarget(table.uri, DeltaTable(table.uri)), after=1) is None
 
 
 def test_rows_of_another_client_are_replaced(spark: SparkSession, log: Path, tmp_path: Path) -> None:
