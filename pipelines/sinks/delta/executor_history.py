@@ -1,12 +1,13 @@
 """The merge of a large batch into a target with history by Spark's executors, which have its changes as folded parts.
 
 A part has every change of its keys. A task gets the changes of a part and the rows of the target that they change,
-which a join reads from the version of the target before the batch. It makes the new rows with HistoryRowMaker, as the
-driver does for a small batch. So both ways have the same rows.
+which executors read from the version of the target before the batch (executor_row_lookup.py). It makes the new rows
+with HistoryRowMaker, as the driver does for a small batch. So both ways have the same rows.
 
-- **Rows that are only added** (mode `changes`, and an empty target): each part becomes one data file, which an executor
-  writes (one file for each partition), and one commit of the driver adds the files.
-- **Other rows**: Delta's own MERGE finds the rows that new rows replace.
+An executor writes the new rows of each part to one data file, or to one for each partition. A new row replaces the row
+of the target that has its values in `HistoryRows.find_columns`: the task knows where the replaced row is, and executors
+delete it by a deletion vector. One commit of the driver adds files and vectors. Where vectors do not fit
+(`ExecutorHistory.can_write_files`), Delta's own MERGE finds the rows that new rows replace.
 
 The driver gets names, sizes and statistics of files, and the changes of keys that the target refuses.
 """
@@ -15,36 +16,63 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
 
 from cdc.config.sinks import HistoryMode
-from cdc.target_names import OP_COLUMN, ORDINAL_COLUMN, POSITION_COLUMN
 from pipelines.folding.folded_parts import IMAGES, FoldedParts, first_images, key_texts, piece_of_images
 from pipelines.folding.history_changes import GenerationEnd
-from pipelines.folding.key_parts import from_ipc, split_by_part, to_ipc
+from pipelines.folding.key_parts import from_ipc
 from pipelines.runtime.executor_code import forwarding_errors, raising_task_errors
 from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.dead_letters import failing_changes
 from pipelines.sinks.delta.delta_target import DeltaTarget, TxnMarker
 from pipelines.sinks.delta.executor_files import FILES, PartFiles, add_files, collect_files, folder_of, takes_files
-from pipelines.sinks.delta.executor_merge import StoredColumns
+from pipelines.sinks.delta.executor_key_search import (
+    ALL_ROWS,
+    ENTRIES,
+    FindableRows,
+    KeySearch,
+    NewVector,
+    SearchedFiles,
+    found_rows,
+)
+from pipelines.sinks.delta.executor_row_lookup import PLACE, RowLookup, stored_and_images, with_images
+from pipelines.sinks.delta.executor_upsert import commit_written, files_to_change, frame_of_batches, write_own_rows
 from pipelines.sinks.delta.history_modes import HistoryRows
 from pipelines.sinks.delta.history_row_maker import CHANGE_OPS, HistoryRowMaker, changes_to_merge
 from pipelines.sinks.delta.history_rows import WithoutBase
-from pipelines.sinks.delta.schema_evolution import read_plan
-from pipelines.sinks.delta.spark_target import SORTED_JOIN, frame_at, frame_of, hinted_merge_source, spark_schema
+from pipelines.sinks.delta.indexed.delta_log import LiveFiles
+from pipelines.sinks.delta.indexed.key_hashes import can_hash
+from pipelines.sinks.delta.merge_source import key_numbers
+from pipelines.sinks.delta.new_data_files import TargetFolder
+from pipelines.sinks.delta.spark_target import frame_of, hinted_merge_source, spark_schema
+from pipelines.sinks.delta.stored_columns import StoredColumns
 from pipelines.sinks.delta.target_columns import OP, RowShape
-from pipelines.sinks.delta.target_layout import backticked, check_partition_values
+from pipelines.sinks.delta.target_layout import check_partition_values
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_PART: Final = "_part"
-_KEY: Final = "_key"
-_TASK_ROWS: Final = "part int, stored binary, images binary"
+_WRITTEN: Final = f"{FILES}, file int, replaced binary"
+"""The columns of a frame of written files and replaced rows: in each row, one of both. Replaced rows are the number of
+their data file and their numbers in it, as a bitmap.
+"""
+_FILE_NAMES: Final = ("name", "size", "rows", "statistics", "partition")
+_WRITTEN_ROW: Final = pa.schema(
+    [
+        ("name", pa.string()),
+        ("size", pa.int64()),
+        ("rows", pa.int64()),
+        ("statistics", pa.string()),
+        ("partition", pa.string()),
+        ("file", pa.int32()),
+        ("replaced", pa.binary()),
+    ]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +92,14 @@ class PartHistory:
     def new_rows(self, images: Sequence[pa.Table], stored: Sequence[pa.Table]) -> pa.Table:
         """Return the new rows of a part. images: all its changes. stored: the rows of the target that they change."""
         maker = self.maker
-        before = maker.stored(pa.concat_tables([maker.columns.empty_table(), *stored]).combine_chunks())
+        own = [rows.select(maker.columns.names) for rows in stored]
+        before = maker.stored(pa.concat_tables([maker.columns.empty_table(), *own]).combine_chunks())
         rows = maker.new_rows(self.changes(pa.concat_tables(images)), before, self.endings)
         check_partition_values(rows, maker.shape.partition_texts, maker.shape.schema.topic)
         return rows
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ExecutorHistory:
     """The changes of one batch on the executors, for one target with history."""
 
@@ -78,6 +107,8 @@ class ExecutorHistory:
     parts: FoldedParts
     rows: HistoryRows
     history: PartHistory
+    after: int
+    """Position that every change of the batch which is not in the target is after."""
 
     @classmethod
     def of(cls, rows: HistoryRows, batch: TableBatch, done: int) -> ExecutorHistory | None:
@@ -85,7 +116,8 @@ class ExecutorHistory:
         if batch.parts is None or not batch.parts.table.rows or done >= batch.upto:
             return None
         endings = tuple(sorted(batch.endings))
-        return cls(rows.target, batch.parts, rows, PartHistory(rows.maker, endings, batch.since, done))
+        history = PartHistory(rows.maker, endings, batch.since, done)
+        return cls(rows.target, batch.parts, rows, history, max(done, batch.after))
 
     @property
     def finds_rows(self) -> bool:
@@ -93,21 +125,64 @@ class ExecutorHistory:
         return bool(self.rows.find_columns) and self.target.files()[0] > 0
 
     def can_write_files(self) -> bool:
-        """Return whether executors can write data files for `write_files`."""
-        return not self.finds_rows and takes_files(self.target)
+        """Return whether executors can write the batch with `write_files`.
 
-    def write_files(self, marker: TxnMarker) -> None:
-        """Write the new rows to data files, and add them to the target in one commit."""
+        If new rows replace rows of the target, they must have every column of the target, and all rows of the target
+        must be older than the batch, so that each row with their keys is a state before the batch.
+        """
+        return self._changed is not None if self.finds_rows else takes_files(self.target)
+
+    def write_files(self, own_rows: pa.Table, marker: TxnMarker) -> None:
+        """Write the new rows to data files, and add them to the target in one commit, without the rows they replace.
+
+        own_rows: new rows on the driver, which belong to the batch as well. Raises CommitFailedError if another client
+        committed meanwhile.
+        """
+        from pyspark import StorageLevel
+
         folder, history = folder_of(self.target), self.history
+        find_columns = self.rows.find_columns if self.finds_rows else ()
 
         def write(parts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             with forwarding_errors():
-                file = PartFiles(folder)
-                if (rows := _new_rows(parts, history)) is not None:
-                    file.add(rows)
-                yield from file.close()
+                yield from _written_part(parts, history, folder, find_columns)
 
-        add_files(self.target, collect_files([self._parts().mapInArrow(write, FILES)]), marker)
+        written = self._parts().mapInArrow(write, _WRITTEN).persist(StorageLevel.DISK_ONLY)
+        try:
+            files = collect_files([written.where("name IS NOT NULL").select(*_FILE_NAMES)])
+            files += write_own_rows(folder, own_rows)
+            if not find_columns or self._changed is None:
+                add_files(self.target, files, marker)
+                return
+            replaced = written.where("name IS NULL").selectExpr("file", "replaced AS rows")
+            vectors = self._write_vectors(replaced, own_rows, self._changed)
+        finally:
+            written.unpersist()
+        commit_written(self.target, self._changed, vectors, files, marker)
+
+    @cached_property
+    def _changed(self) -> LiveFiles | None:
+        """The live files of a target in which executors can delete rows; None if Delta's MERGE has to be used."""
+        rows, target = self.rows, self.target
+        if "://" in target.uri or target.metadata.partition_columns:
+            return None
+        if not takes_files(target) or {*target.columns.names} != {*rows.columns.names} or not rows.shape.key:
+            return None
+        if not all(can_hash(rows.columns.field(name).type) for name in rows.shape.key):
+            return None
+        return files_to_change(target, self.after)
+
+    def _write_vectors(self, replaced: DataFrame, own_rows: pa.Table, live: LiveFiles) -> list[NewVector]:
+        """Write the vectors that delete the rows which new rows replace. replaced: these rows, without own rows."""
+        files = list(live.by_path.values())
+        if own_rows.num_rows:
+            keys = own_rows.select(list(self.rows.find_columns))
+            columns = StoredColumns.of(self.target.columns, keys.schema)
+            search = KeySearch.of(self.target.uri, files, columns, ALL_ROWS, self.parts.parts)
+            session = self.parts.session
+            wanted = frame_of_batches(session, search.wanted(keys), ENTRIES)
+            replaced = replaced.unionByName(search.find(session, wanted).select("file", "rows"))
+        return SearchedFiles.of(self.target.uri, files).write_vectors(replaced)
 
     def source(self, own_rows: pa.Table) -> DataFrame:
         """Return the new rows of the batch as a frame, with the column `_op` if they may replace rows of the target.
@@ -150,59 +225,35 @@ class ExecutorHistory:
 
     def _parts(self) -> DataFrame:
         """Return the changes and the rows of the target that they change: a Spark partition for each part."""
-        from pyspark.sql import functions as F
+        history = self.history
 
-        changes = self.parts.map_pieces(_piece_of_changes, _TASK_ROWS)
-        if not self.rows.shape.schema.key or not self.target.files()[0]:
-            return changes
-        if self.rows.mode is HistoryMode.CHANGES and not self.parts.table.incomplete:
-            return changes
-        stored = self._stored_rows().select("part", "stored", F.lit(None).cast("binary").alias("images"))
-        return changes.unionByName(stored).repartitionById(self.parts.parts, "part")
+        def needed_keys(images: pa.Table) -> pa.Table:
+            return history.maker.stored_keys(history.changes(images))
 
-    def _stored_rows(self) -> DataFrame:
-        """Return the rows of the target that the changes depend on, each with the part of its key."""
-        history, shape = self.history, self.rows.shape
-        parts, present = self.parts.parts, self.target.columns
-        stored = StoredColumns(present, read_plan(present, self.rows.columns))
-        key = [stored.names[name] for name in shape.key]
-        key_fields = [pa.field(f"{_KEY}{n}", shape.image_columns.field(name).type) for n, name in enumerate(shape.key)]
-        key_schema = pa.schema([*key_fields, pa.field(_PART, pa.int32())])
+        images = self.parts.map_pieces(lambda part, rows: iter([piece_of_images(part, rows)]), IMAGES)
+        needs_rows = self.rows.mode is not HistoryMode.CHANGES or self.parts.table.incomplete
+        if not needs_rows or not self.rows.shape.schema.key or not self.target.files()[0]:
+            return with_images(None, images, self.parts.parts)
+        stored = self._row_lookup.rows(self.parts, needed_keys, self._search)
+        return with_images(stored, images, self.parts.parts)
 
-        def keys(part: int, rows: pa.Table) -> Iterator[pa.RecordBatch]:
-            with forwarding_errors():
-                typed = history.maker.stored_keys(history.changes(rows))
-            columns = [*typed.columns, pa.repeat(pa.scalar(part, pa.int32()), typed.num_rows)]
-            yield from pa.table(columns, schema=key_schema).to_batches()
+    @property
+    def _row_lookup(self) -> RowLookup:
+        """The lookup of the rows from which changes begin: current rows, or the latest changes."""
+        rows, present = self.rows, self.target.columns
+        ops = CHANGE_OPS if rows.mode is HistoryMode.CHANGES else ()
+        return RowLookup(
+            uri=self.target.uri,
+            version=self.target.version,
+            stored=StoredColumns.of(present, rows.columns),
+            key=rows.shape.key,
+            current=FindableRows(rows.null_column, ops),
+        )
 
-        def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            for batch in batches:
-                part_of = batch[_PART].to_numpy().astype(np.int64)
-                rows = stored.to_rows(batch)
-                for part, numbers in split_by_part(part_of, parts):
-                    if len(numbers):
-                        yield _piece_of_stored(part, rows.take(numbers))
-
-        needed = self.parts.map_pieces(keys, spark_schema(key_schema))
-        # with explicit partitions, because a session on one machine shuffles into two
-        needed = needed.distinct().repartition(parts, *(field.name for field in key_fields))
-        rows = self._current_rows(list(dict.fromkeys(stored.names.values())))
-        rows = rows.repartition(parts, *map(backticked, key))
-        same = [rows[backticked(name)] == needed[f"{_KEY}{n}"] for n, name in enumerate(key)]
-        joined = rows.join(needed.hint(SORTED_JOIN), same)
-        joined = joined.select(*(rows[backticked(name)] for name in rows.columns), needed[_PART])
-        if self.rows.mode is HistoryMode.CHANGES:
-            joined = _latest_per_key(joined, key)
-        return joined.mapInArrow(pack, _TASK_ROWS)
-
-    def _current_rows(self, names: Sequence[str]) -> DataFrame:
-        """Return some columns of the rows of the target from which changes begin: current rows, or all changes."""
-        rows = frame_at(self.parts.session, self.target.uri, self.target.version)
-        if self.rows.null_column is not None:
-            rows = rows.where(rows[self.rows.null_column].isNull())
-        if self.rows.mode is HistoryMode.CHANGES:
-            rows = rows.where(rows[OP_COLUMN].isin(*CHANGE_OPS))
-        return rows.select(*(rows[backticked(name)] for name in names))
+    @cached_property
+    def _search(self) -> KeySearch | None:
+        files = None if self._changed is None else list(self._changed.by_path.values())
+        return self._row_lookup.search(self.parts.parts, files)
 
 
 def find_refused_keys(parts: FoldedParts, shape: RowShape, limit: int) -> pa.Table:
@@ -225,29 +276,31 @@ def find_refused_keys(parts: FoldedParts, shape: RowShape, limit: int) -> pa.Tab
     return rows
 
 
-def _latest_per_key(rows: DataFrame, key: Sequence[str]) -> DataFrame:
-    from pyspark.sql import functions as F
-
-    row = F.struct(*(F.col(backticked(name)) for name in rows.columns))
-    latest = F.max_by(row, F.struct(POSITION_COLUMN, ORDINAL_COLUMN)).alias("row")
-    return rows.groupBy(*(F.col(backticked(name)) for name in key)).agg(latest).select("row.*")
-
-
 def _new_rows(batches: Iterator[pa.RecordBatch], history: PartHistory) -> pa.Table | None:
-    """Return the new rows of a part; None if there are no changes. batches: with the columns _TASK_ROWS."""
-    images: list[pa.Table] = []
-    stored: list[pa.Table] = []
-    for batch in batches:
-        images += [from_ipc(stream.as_buffer()) for stream in batch["images"] if stream.is_valid]
-        stored += [from_ipc(stream.as_buffer()) for stream in batch["stored"] if stream.is_valid]
-    return history.new_rows(images, stored) if images else None
+    """Return the new rows of a part; None if there are no changes. batches: with the columns PART_ROWS."""
+    stored, images = stored_and_images(batches)
+    return history.new_rows([from_ipc(stream) for stream in images], stored) if images else None
 
 
-def _piece_of_changes(part: int, rows: pa.Table) -> Iterator[pa.RecordBatch]:
-    columns = {"part": pa.array([part], pa.int32()), "stored": pa.nulls(1, pa.binary()), "images": [to_ipc(rows)]}
-    yield pa.RecordBatch.from_pydict(columns)
-
-
-def _piece_of_stored(part: int, rows: pa.Table) -> pa.RecordBatch:
-    columns = {"part": pa.array([part], pa.int32()), "stored": [to_ipc(rows)], "images": pa.nulls(1, pa.binary())}
-    return pa.RecordBatch.from_pydict(columns)
+def _written_part(
+    batches: Iterator[pa.RecordBatch], history: PartHistory, folder: TargetFolder, find_columns: tuple[str, ...]
+) -> Iterator[pa.RecordBatch]:
+    """In a task: write the new rows of a part; yield the file, and the rows of the target that they replace."""
+    stored, images = stored_and_images(batches)
+    if not images:
+        return
+    rows, file = history.new_rows([from_ipc(stream) for stream in images], stored), PartFiles(folder)
+    file.add(rows)
+    for batch in file.close():
+        yield pa.RecordBatch.from_pylist(batch.to_pylist(), _WRITTEN_ROW)
+    if not find_columns or not stored:
+        return
+    before = pa.concat_tables(stored).select([*find_columns, PLACE])
+    numbers = key_numbers(pa.concat_tables([rows.select(find_columns), before.select(find_columns)]))
+    is_replaced = np.isin(numbers[rows.num_rows :], numbers[: rows.num_rows])
+    places = before[PLACE].to_numpy()[is_replaced]
+    for found in found_rows(places, np.zeros(places.size, np.int64)):
+        columns = {"file": found["file"], "replaced": found["rows"]}
+        yield pa.RecordBatch.from_pydict(
+            {field.name: columns.get(field.name, pa.nulls(1, field.type)) for field in _WRITTEN_ROW}
+        )

@@ -106,8 +106,8 @@ class HistoryMerge:
         """Let executors write the new rows of the changes that they have. rows: the new rows on the driver."""
         check_partition_values(rows, self.rows.shape.partition_texts, batch.schema.topic)
         try:
-            if not rows.num_rows and executors.can_write_files():
-                executors.write_files(marker)
+            if executors.can_write_files():
+                executors.write_files(rows, marker)
                 return
             find_columns = self.rows.find_columns if executors.finds_rows else ()
             source = executors.source(rows)

@@ -6,20 +6,27 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, write_deltalake
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from cdc.failpoint import VARIABLE, Abandoned
 from cdc.position import Position
+from pipelines.sink_loop import SinkLoop
 from tests.pipelines.cold_log import append, log_writer
 from tests.pipelines.fold_model import Row, log_row
+from tests.pipelines.sinks.delta.test_executor_merge import joins_of_rows
+from tests.pipelines.spark_queries import QueriesSince
 from tests.pipelines.test_both_ways import loop_in, parked_in, records_of, rows_of, schema
 from tests.pipelines.test_history_both_ways import RULES
 
 pytestmark = pytest.mark.usefixtures("with_delta")
 TABLES = (1, 2, 3)
 """The relations whose history RULES keeps, each in another mode."""
+REPLACING = (1, 3)
+"""Those in which new rows replace rows."""
 KEYLESS = 2
 DYING = {100: ("delta_executor_files",), 200: ("delta_after_merge", "delta_after_ending")}
 """End of a range → where drivers die that apply it: between files and commit, around a truncate."""
@@ -81,6 +88,39 @@ def test_a_driver_that_dies_around_a_commit_of_history_is_followed_by_one_that_e
             following(spark, Position(FURTHER.get(end, end)))
             found = rows_of(following), parked_in(following), records_of(following)
     assert found == expected
+
+
+def targets_of(loop: SinkLoop) -> dict[int, DeltaTable]:
+    return {table.relation: DeltaTable(table.target) for table in loop.record.tables.values()}
+
+
+def test_replaced_rows_are_deleted_by_vectors_without_a_join_of_rows(spark: SparkSession, tmp_path: Path) -> None:
+    write_log(tmp_path / "log")
+    queries = QueriesSince(spark)
+    with loop_in(tmp_path / "lake", tmp_path / "log", spark, rules=RULES) as loop:
+        loop(spark, Position(100))
+        copied = {relation: set(target.file_uris()) for relation, target in targets_of(loop).items()}
+        loop(spark, Position(150))
+        targets = targets_of(loop)
+
+    assert joins_of_rows(queries) == set()
+    assert all(copied[relation] < set(targets[relation].file_uris()) for relation in TABLES)
+    assert {targets[relation].history()[0].get("engineInfo") for relation in REPLACING} == {"cdc"}
+
+
+def test_versions_of_another_client_are_compared_row_by_row(spark: SparkSession, tmp_path: Path) -> None:
+    write_log(tmp_path / "log")
+    with loop_in(tmp_path / "lake", tmp_path / "log", spark, rules=RULES) as loop:
+        loop(spark, Position(100))
+        target = targets_of(loop)[1]
+        columns = pa.schema(target.schema().to_arrow())
+        foreign = dict.fromkeys(columns.names) | {"id": 45, "_position": 1_000, "_ordinal": 0, "__START_AT": 1_000}
+        write_deltalake(target, pa.Table.from_pylist([foreign], columns), mode="append")
+        loop(spark, Position(150))
+        rows = rows_of(loop)["shop.table1"]
+        assert targets_of(loop)[1].history()[0].get("engineInfo") != "cdc"
+    versions = [(row["id"], row["__START_AT"], row["__END_AT"]) for row in rows if row["id"] in (1, 45)]
+    assert sorted(versions) == [(1, 100, 150), (1, 150, None), (45, 1_000, None)]
 
 
 def test_no_change_of_a_table_with_history_is_sent_to_the_driver(spark: SparkSession, tmp_path: Path) -> None:

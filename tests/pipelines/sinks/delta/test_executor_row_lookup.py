@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -54,7 +54,7 @@ def _table(tmp_path: Path) -> str:
     return uri
 
 
-def append_to(uri: str, rows: list[tuple[object, ...]]) -> None:
+def append_to(uri: str, rows: Sequence[tuple[object, ...]]) -> None:
     """Append (number, id, end, _op, _position) as one file."""
     named = [dict(zip(("number", "id", "end", "_op", "_position"), row, strict=True)) for row in rows]
     write_deltalake(uri, pa.Table.from_pylist([row | {"_ordinal": 0} for row in named], COLUMNS), mode="append")
