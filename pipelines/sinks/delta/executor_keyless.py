@@ -74,13 +74,17 @@ class KeylessMerge:
     def find_deletes(self) -> None:
         """Find the rows to delete in the present version of the target, before the merge changes it.
 
-        Raises MissingBase if the target has too few equal rows, unless the merge is lenient.
+        Raises MissingBase if the target has too few equal rows, unless the merge is lenient. As in a small batch, an
+        added row that the target cannot represent is reported first.
         """
         if not self.has_deletes:
             return
         with raising_task_errors():
             total = self._found.selectExpr("sum(missing) AS missing", "min(first) AS first").first()
-        if total is not None and total["missing"] and not self.is_lenient:
+            is_missing = total is not None and total["missing"] and not self.is_lenient
+            if is_missing:
+                self._check_added()
+        if is_missing:
             raise missing_rows(self.shape.schema.topic, total["missing"], Position(total["first"]))
 
     def write(self, marker: TxnMarker, writers: Writers) -> None:
@@ -191,6 +195,17 @@ class KeylessMerge:
         if self.has_deletes:
             return collect_files([self._net.mapInArrow(write_net, FILES)])
         return collect_files([self.parts.map_parts(write_parts, FILES)])
+
+    def _check_added(self) -> None:
+        """Raise the error of an added row that cannot be written, if there is one."""
+        shape = self.shape
+
+        def check(pieces: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            with forwarding_errors():
+                rows = sum(_added_rows(piece, shape).num_rows for piece in _tables(pieces))
+                yield pa.RecordBatch.from_pydict({"rows": [rows]})
+
+        self._net.mapInArrow(check, "rows long").selectExpr("sum(rows)").first()
 
     def _write_vectors(self, files: list[LiveFile]) -> list[NewVector]:
         """Let executors write deletion vectors without the rows to delete. files: the live files of the target."""
