@@ -20,8 +20,8 @@ RARELY: Final = 100_000
 def collect_garbage_rarely() -> None:
     """Look for cycles once per RARELY new objects, and never among the present objects.
 
-    A process calls this when it has imported its modules, a Spark task when it begins. Later calls do nothing: they
-    would keep what was garbage then.
+    A process calls this when it has imported its modules. Later calls do nothing: they would keep what is garbage by
+    then.
     """
     gc.freeze()
     gc.set_threshold(RARELY)

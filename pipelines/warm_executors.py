@@ -16,7 +16,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from pipelines.runtime.spark_session import SparkSettings
-from pipelines.runtime.worker_process import skip_modules_in_collections
+from pipelines.runtime.worker_process import collect_garbage_rarely_in_task
 from pipelines.sinks.delta import executor_upsert  # noqa: F401 - what a worker loads to merge a batch
 from pipelines.sinks.delta.indexed.load_kernels import load_kernels
 from pipelines.source.options import LATEST
@@ -80,7 +80,7 @@ def _load_jvm(session: SparkSession, tasks: int) -> None:
 def _load_code(_numbers: Iterator[int]) -> None:
     # the import of this module has loaded the modules of a merge
     load_kernels()
-    skip_modules_in_collections()
+    collect_garbage_rarely_in_task()
 
 
 def _unchanged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

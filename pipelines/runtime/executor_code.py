@@ -32,7 +32,7 @@ from cdc.errors import (
     error_of_code,
 )
 from cdc.stores.lake_access import access_error
-from pipelines.runtime.worker_process import skip_modules_in_collections
+from pipelines.runtime.worker_process import collect_garbage_rarely_in_task
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -104,7 +104,7 @@ class TaskError(Exception):
 @contextmanager
 def forwarding_errors() -> Iterator[None]:
     """In a task: convert a CdcError of the block to a TaskError, which the driver recognises."""
-    skip_modules_in_collections()
+    collect_garbage_rarely_in_task()
     try:
         yield
     except CdcError as exc:

@@ -11,6 +11,8 @@ import gc
 import sys
 from typing import Final
 
+from cdc.garbage import RARELY
+
 FULL: Final = 2
 """The generation of a collection that visits every object."""
 
@@ -24,9 +26,10 @@ def is_task() -> bool:
     return TaskContext.get() is not None
 
 
-def skip_modules_in_collections() -> None:
-    """In a task: let the later full collections of this worker skip the modules that are loaded by then."""
+def collect_garbage_rarely_in_task() -> None:
+    """In a task: collect garbage less often, and let later full collections skip the modules loaded by then."""
     if _freeze_new_modules not in gc.callbacks and is_task():
+        gc.set_threshold(RARELY)
         gc.callbacks.append(_freeze_new_modules)
 
 

@@ -24,7 +24,6 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from cdc.errors import InvalidDefinition
-from cdc.garbage import collect_garbage_rarely
 from cdc.log.disk_format import LogFile
 from cdc.log.file_selection import TableSelection, split
 from cdc.log.read_plan import HistoryPlan
@@ -35,6 +34,7 @@ from cdc.table import TableSchema, matches
 from pipelines.compaction.compact_rows import compact_rows
 from pipelines.compaction.key_partitions import read_partial_moves
 from pipelines.folding.key_parts import part_of_key, parts_of_moved_keys
+from pipelines.runtime.worker_process import collect_garbage_rarely_in_task
 from pipelines.source.options import PushedFilters, SourceOptions
 from pipelines.source.typed_table_frame import TypedTable
 
@@ -215,7 +215,7 @@ def group_files(files: Iterable[LogFile]) -> list[list[LogFile]]:
 
 def read_task(partition: InputPartition, frame: Frame) -> Iterator[pa.RecordBatch]:
     """Return the rows of one task as Arrow batches; runs on an executor."""
-    collect_garbage_rarely()
+    collect_garbage_rarely_in_task()
     if isinstance(partition, BaselinePartition):
         state = fold_share(partition.share, partition.horizon)
         yield from frame.to_batches(select_rows(state, partition.tables).select(frame.log_columns))

@@ -18,7 +18,6 @@ from uuid import uuid4
 from cdc.catalog import REPORT_MAX_AGE, Catalog
 from cdc.config import Definition
 from cdc.errors import CdcError, CopyExecutorFailed, LogError, StateConflict, error_of_code
-from cdc.garbage import collect_garbage_rarely
 from cdc.log.reader import LogReader
 from cdc.pgoutput.load_kernels import load_copy_kernels
 from cdc.postgres.connection import connect
@@ -28,6 +27,7 @@ from cdc.snapshot.executor_exchange import MOST_TASKS, offered_executors
 from cdc.table import TableState
 from pipelines.runtime.executor_code import raising_task_errors
 from pipelines.runtime.spark_session import SparkSettings, spark_session
+from pipelines.runtime.worker_process import collect_garbage_rarely_in_task
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -132,7 +132,7 @@ def _run(session: SparkSession, function: Callable[[Any], Any], arguments: list[
 
 
 def _stage(access: ExecutorAccess, task: ChunkTask) -> StagedChunk | _TaskFailure:
-    collect_garbage_rarely()
+    collect_garbage_rarely_in_task()
     try:
         return stage_chunk(task, access)
     except CdcError as exc:
@@ -144,7 +144,7 @@ def _stage(access: ExecutorAccess, task: ChunkTask) -> StagedChunk | _TaskFailur
 def _probe(access: ExecutorAccess, _number: int) -> str | _TaskFailure:
     """Load the compiled code, connect to the source, write an empty file into CHUNKS, and return its name."""
     load_copy_kernels()  # compiles them once for each machine, before the reader waits for a chunk
-    collect_garbage_rarely()
+    collect_garbage_rarely_in_task()
     name = f"probe-{uuid4().hex}"
     try:
         connect(access.dsn, application_name="cdc copy").close()
