@@ -84,6 +84,7 @@
     │   ├── TooManyMovedRows        quarantine: more rows moved to another key than a search sink can complete
     │   ├── ExecutorPythonUnusable  exit 3, retried: another version of Python, or a missing package
     │   ├── ExecutorFilesUnusable   exit 3, retried: the driver does not see or may not read what executors write
+    │   ├── MergeNeedsFileSystem    exit 3, retried: only Spark can merge a batch, but cannot reach the target
     │   ├── DeltaJarMissing         exit 3
     │   └── SparkUnavailable        exit 3: no Java, or a master or setting that Spark rejects
     ├── LogError              CDC-4xxx           the change log
@@ -873,6 +874,15 @@ class ExecutorFilesUnusable(SinkError):
     remedy = (
         "set the sink's path to an object store, or to a directory that driver and executors share and both may read"
     )
+
+
+class MergeNeedsFileSystem(SinkError):
+    """A batch on executors needs Delta's own MERGE, but Spark has no Hadoop file system for the path of the target."""
+
+    code = "CDC-3048"
+    reaction = Reaction.RETRY
+    exit_code = ExitCode.ENVIRONMENT
+    remedy = "add hadoop-aws, or the package of the store, to spark.conf if the driver shall not write the table"
 
 
 class DeltaJarMissing(SinkError):

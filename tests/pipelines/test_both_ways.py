@@ -106,17 +106,18 @@ def loop_in(
     rules: str = "[]",
     *,
     engine: EngineChoice = EngineChoice.SPARK,
+    lake: str = "",
 ) -> Iterator[SinkLoop]:
     """The loop of a Delta sink in a folder; with engine `spark` every row stays on the executors.
 
-    rules: `rules` of the sink, as YAML; FOLDER in it is the folder.
+    rules: `rules` of the sink, as YAML; FOLDER in it is the folder. lake: where the targets are if not in the folder.
     """
     folder.mkdir(exist_ok=True)
-    rules = rules.replace("FOLDER", str(folder))
+    lake, rules = lake or f"{folder}/lake", rules.replace("FOLDER", str(folder))
     (folder / "shop.yaml").write_text(
         "name: shop\nsource: {dsn: 'postgresql://nobody@127.0.0.1:1/nowhere'}\ntables: [{match: 'shop.*'}]\n"
         f"log: {{path: '{log}'}}\n"
-        f"sinks: [{{type: delta, name: lake, path: '{folder}/lake/{{schema}}/{{table}}', rules: {rules}}}]\n"
+        f"sinks: [{{type: delta, name: lake, path: '{lake}/{{schema}}/{{table}}', rules: {rules}}}]\n"
     )
     put_catalog(folder)
     definition = load_definition(folder / "shop.yaml")

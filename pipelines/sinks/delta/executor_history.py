@@ -164,7 +164,7 @@ class ExecutorHistory:
     def _changed(self) -> LiveFiles | None:
         """The live files of a target in which executors can delete rows; None if Delta's MERGE has to be used."""
         rows, target = self.rows, self.target
-        if "://" in target.uri or target.metadata.partition_columns:
+        if target.metadata.partition_columns:
             return None
         if not takes_files(target) or {*target.columns.names} != {*rows.columns.names} or not rows.shape.key:
             return None
@@ -254,6 +254,18 @@ class ExecutorHistory:
     def _search(self) -> KeySearch | None:
         files = None if self._changed is None else list(self._changed.by_path.values())
         return self._row_lookup.search(self.parts.parts, files)
+
+
+def can_replace_rows(target: DeltaTarget, columns: pa.Schema, key: tuple[str, ...], after: int) -> bool:
+    """Return whether executors can find and replace rows of a target with history, as long as it is not changed.
+
+    columns: all columns that the target has after the batch. after: position that the range of the batch is after.
+    """
+    if not takes_files(target) or target.metadata.partition_columns or not key:
+        return False
+    if not {*target.columns.names} <= {*columns.names} or not all(can_hash(columns.field(name).type) for name in key):
+        return False
+    return files_to_change(target, max(after, target.changed_upto)) is not None
 
 
 def find_refused_keys(parts: FoldedParts, shape: RowShape, limit: int) -> pa.Table:

@@ -97,10 +97,7 @@ class ExecutorMerge:
 
         own_rows: merge source rows on the driver, which belong to the batch as well.
         """
-        source = self._complete_rows()
-        if self.parts.table.incomplete:
-            source = source.unionByName(self._completed_rows())
-        source = self._finished(one_row_per_key_in_spark(source, self.shape.key))
+        source = self._finished(one_row_per_key_in_spark(self.rows_of_images(), self.shape.key))
         if own_rows is not None and own_rows.num_rows:
             source = source.unionByName(frame_of(self.parts.session, own_rows))
             source = one_row_per_key_in_spark(source, self.shape.key)
@@ -156,10 +153,7 @@ class ExecutorMerge:
                     file.add(pa.Table.from_batches([batch]).select(columns.names).cast(columns))
                 yield from file.close()
 
-        rows = self._complete_rows()
-        if self.parts.table.incomplete:
-            rows = rows.unionByName(self._completed_rows())
-        return self._finished(rows).where(f"{OP} = 'u'").mapInArrow(write, FILES)
+        return self._finished(self.rows_of_images()).where(f"{OP} = 'u'").mapInArrow(write, FILES)
 
     @contextmanager
     def raising_errors(self) -> Iterator[None]:
@@ -212,6 +206,11 @@ class ExecutorMerge:
         if shape.relation is None:
             return finished
         return finished.selectExpr("*", f"{int(shape.relation)}L AS {RELATION_COLUMN}")
+
+    def rows_of_images(self) -> DataFrame:
+        """Return the merge source rows of all images, without those of partial images that have no base row."""
+        rows = self._complete_rows()
+        return rows.unionByName(self._completed_rows()) if self.parts.table.incomplete else rows
 
     def _complete_rows(self) -> DataFrame:
         shape = self.shape

@@ -2,8 +2,7 @@
 
 A key search finds the rows in the data files of one version of the target. Tasks read them from the files, and hand
 them to the parts as Arrow IPC streams. No value passes through a JVM. Spark's own join takes the targets whose data
-files tasks cannot read or search: those in an object store, those with unknown table features, and those partitioned by
-a column that is needed.
+files tasks cannot read or search: those with unknown table features, and those partitioned by a column that is needed.
 """
 
 from __future__ import annotations
@@ -65,8 +64,6 @@ class RowLookup:
 
     def live_files(self) -> list[LiveFile] | None:
         """Return the data files with the rows, without their deletion vectors; None if tasks cannot read them."""
-        if "://" in self.uri:
-            return None
         try:
             with reading_files(self.uri):
                 files = LiveFiles.read(storage_of(self.uri), self.version, with_vectors=False)

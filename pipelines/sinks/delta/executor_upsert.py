@@ -4,9 +4,10 @@ The executors write the new rows to data files, and delete the old rows with del
 at once, as the indexed writer does for a small batch. Delta's own MERGE has the same result. It joins whole rows inside
 JVMs, several times: for 5 million changes to a target of 1 million rows on two cores it took 53 s, and this way 8 s.
 
-Every row of the target must be older than the batch, so that each found row is replaced or deleted. The statistics of
-the files say so, unless another client wrote rows. Then Delta's MERGE compares the positions row by row. It also takes
-the targets that `ExecutorUpsert.of` and `_has_columns_of_batch` leave out.
+No row of the target may be later than the change of its key in the batch, so that each found row is replaced or
+deleted. The statistics of the files say so, unless another client wrote rows. Then Delta's MERGE compares the positions
+row by row. It also takes the targets that `upsertable_files` leaves out. MERGE needs a Hadoop file system for the path
+of the target; without one the driver merges these batches (`DeltaSink.takes_parts`).
 """
 
 from __future__ import annotations
@@ -61,14 +62,9 @@ class ExecutorUpsert:
     def of(cls, merge: ExecutorMerge, after: int) -> Self | None:
         """Return the upsert of a batch; None if Delta's MERGE has to be used.
 
-        after: position that every change of the batch is after.
+        after: position that the range of the batch is after.
         """
-        target, shape = merge.target, merge.shape
-        if not takes_files(target) or not _has_columns_of_batch(target, shape):
-            return None
-        if merge.parts.table.incomplete and shape.schema.state is TableState.SNAPSHOTTING:
-            return None  # a partial image may wait for the copy: the row with its key stays
-        files = files_to_change(target, after)
+        files = upsertable_files(merge.target, merge.shape, after)
         return None if files is None else cls(merge, files)
 
     def write(self, own_rows: pa.Table | None, marker: TxnMarker) -> None:
@@ -91,18 +87,43 @@ class ExecutorUpsert:
             return []
         shape, parts = self.merge.shape, self.merge.parts
         search = search_in(self.merge.target, shape.key, [files[number] for number in numbers], parts.parts)
-
-        def hash_keys_of(_: int, images: pa.Table) -> Iterator[pa.RecordBatch]:
-            with forwarding_errors():
-                yield from search.wanted(typed_keys(images["key"], shape.schema, shape.policy))
-
-        wanted = parts.map_pieces(hash_keys_of, ENTRIES)
+        wanted = self._wanted(search)
         if own.num_rows:
             wanted = wanted.unionByName(
                 frame_of_batches(parts.session, search.wanted(own.select(list(shape.key))), ENTRIES)
             )
         vectors = search.searched.write_vectors(search.find(parts.session, wanted))
         return [replace(vector, file=numbers[vector.file]) for vector in vectors]
+
+    def _wanted(self, search: KeySearch) -> DataFrame:
+        """Return the keys of the rows that the batch replaces or deletes, for a search."""
+        merge, shape = self.merge, self.merge.shape
+        if merge.parts.table.incomplete and shape.schema.state is TableState.SNAPSHOTTING:
+            # a partial image may wait for the copy: the row with its key stays
+
+            def hash_keys(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+                with forwarding_errors():
+                    for batch in batches:
+                        yield from search.wanted(pa.Table.from_batches([batch]))
+
+            return merge.rows_of_images().mapInArrow(hash_keys, ENTRIES)
+
+        def hash_keys_of(_: int, images: pa.Table) -> Iterator[pa.RecordBatch]:
+            with forwarding_errors():
+                yield from search.wanted(typed_keys(images["key"], shape.schema, shape.policy))
+
+        return merge.parts.map_pieces(hash_keys_of, ENTRIES)
+
+
+def upsertable_files(target: DeltaTarget, shape: RowShape, after: int) -> LiveFiles | None:
+    """Return the live files of a target, in which executors can replace the rows of a batch; None if Spark has to.
+
+    after: position that the range of the batch is after. If the driver died between merge and publish, the target also
+    has changes of the range. The batch has the latest change of their keys, so it replaces these rows as well.
+    """
+    if not takes_files(target) or not _has_columns_of_batch(target, shape):
+        return None
+    return files_to_change(target, max(after, target.applied or 0))
 
 
 def writable_files(target: DeltaTarget) -> LiveFiles | None:

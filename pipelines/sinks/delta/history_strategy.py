@@ -27,7 +27,8 @@ from pipelines.sinks.contract import RefusedParts, RefusedRow, TableBatch
 from pipelines.sinks.delta.column_defaults import new_defaults
 from pipelines.sinks.delta.dead_letters import refused_changes
 from pipelines.sinks.delta.delta_target import DeltaTarget
-from pipelines.sinks.delta.executor_history import find_refused_keys
+from pipelines.sinks.delta.executor_files import takes_files
+from pipelines.sinks.delta.executor_history import can_replace_rows, find_refused_keys
 from pipelines.sinks.delta.history_merge import HistoryMerge
 from pipelines.sinks.delta.history_modes import ROWS_OF
 from pipelines.sinks.delta.history_row_maker import HistoryRowMaker
@@ -72,6 +73,13 @@ class History:
             finder = self._writers.indexed.row_finder(target, shape.key, rows_of.null_column)
         maker = HistoryRowMaker.of(shape, batch.schema, settings)
         HistoryMerge(rows_of(target, maker, finder), self._writers).apply(batch)
+
+    def needs_spark(self, target: DeltaTarget, batch: TableBatch, parts: FoldedParts) -> bool:
+        """See MergeStrategy.needs_spark."""
+        mode, shape = self._settings.of(batch.schema.topic).history_mode, self._targets.shape(batch.schema)
+        if not target.files()[0] or (mode is HistoryMode.CHANGES and not parts.table.incomplete):
+            return not takes_files(target)
+        return not can_replace_rows(target, shape.columns_in_mode(mode), shape.key, batch.after)
 
     def rows_upto(self, target: DeltaTarget) -> int:
         """See MergeStrategy.rows_upto."""

@@ -29,10 +29,11 @@ from pipelines.sinks.contract import RefusedParts, RefusedRow, TableBatch
 from pipelines.sinks.delta.column_defaults import new_defaults
 from pipelines.sinks.delta.dead_letters import refused_rows
 from pipelines.sinks.delta.delta_target import ERASED, DeltaTarget, TxnMarker
+from pipelines.sinks.delta.executor_files import takes_files
 from pipelines.sinks.delta.executor_keyless import KeylessMerge
 from pipelines.sinks.delta.executor_merge import ExecutorMerge
 from pipelines.sinks.delta.executor_refusals import find_refused
-from pipelines.sinks.delta.executor_upsert import ExecutorUpsert
+from pipelines.sinks.delta.executor_upsert import ExecutorUpsert, upsertable_files, writable_files
 from pipelines.sinks.delta.merge_source import BaseLookup, frame_source, keyless_source, table_source
 from pipelines.sinks.delta.schema_evolution import ColumnChange, columns_to_drop
 from pipelines.sinks.delta.sink_parts import DeltaSinkParts
@@ -77,6 +78,15 @@ class LatestState:
                 with raising_task_errors() if executors is None else executors.raising_errors():
                     self._writers.merge(target, source, shape.key, marker, writer)
         hit("delta_after_merge")
+
+    def needs_spark(self, target: DeltaTarget, batch: TableBatch, parts: FoldedParts) -> bool:
+        """See MergeStrategy.needs_spark."""
+        if not batch.schema.key:
+            return not takes_files(target) or writable_files(target) is None
+        shape = self._targets.shape(batch.schema)
+        if parts.table.incomplete and not {*shape.image_columns.names}.isdisjoint(target.metadata.partition_columns):
+            return True
+        return upsertable_files(target, shape, batch.after) is None
 
     def _merge_keyless(self, target: DeltaTarget, batch: TableBatch, parts: FoldedParts) -> None:
         """Merge the rows that the executors have of a table without a key."""

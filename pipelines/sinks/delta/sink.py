@@ -24,9 +24,10 @@ from pyspark.errors import PySparkException
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from cdc.atomic_file import SyncFailed
-from cdc.errors import SinkUnavailable, TargetDamaged, TargetUnusable
+from cdc.errors import MergeNeedsFileSystem, SinkUnavailable, TargetDamaged, TargetUnusable
 from cdc.failpoint import hit
 from cdc.table import TableSchema
+from pipelines.folding.folded_parts import FoldedParts
 from pipelines.sinks.contract import (
     DeadLetterSettings,
     ImageMask,
@@ -92,6 +93,9 @@ class MergeStrategy(Protocol):
     def find_refused_in_parts(self, target: DeltaTarget, batch: TableBatch, limit: int) -> RefusedParts:
         """See pipelines.sinks.contract.ExecutorSink.find_refused_in_parts."""
 
+    def needs_spark(self, target: DeltaTarget, batch: TableBatch, parts: FoldedParts) -> bool:
+        """Return whether Spark itself has to read or write the target, to merge the parts of a batch."""
+
     def rows_upto(self, target: DeltaTarget) -> int:
         """Return the position up to which the target contains all changes of its table."""
 
@@ -108,6 +112,8 @@ class DeltaSink:
         self._latest = LatestState(self.parts)
         self._history: MergeStrategy = History(self.parts)
         self._record_table: PublishedTable | None = None
+        self._by_driver: set[int] = set()
+        """Relations whose batches need a Spark that reaches the target."""
         self.parallel_from = 0 if "://" in settings.path else _PARALLEL_FROM
         self._maintenance = TargetMaintenance(settings.upkeep, rewriter=self.parts.rewriter)
         self.commit_rate, self.external_commits = self.parts.commit_rate, self.parts.external_commits.report
@@ -164,6 +170,7 @@ class DeltaSink:
         target = targets.open_for(batch)
         with self._watch(target, batch.schema.topic):
             if (target.applied or -1) < batch.upto:
+                self._check_reach(target, batch)
                 targets.check_columns(target, batch, replaced=batch.ends_copy and strategy.replaced_by_copy)
                 since = target.version
                 with _conflicts(target):
@@ -274,15 +281,16 @@ class DeltaSink:
             return self._strategy(batch.schema).find_refused(target, targets.in_target_columns(target, batch), limit)
 
     def takes_parts(self, schema: TableSchema) -> bool:
-        """See ExecutorSink.takes_parts. Executors write the latest state of a table, and every history, if Spark may
-        write the target. The writers `indexed` and `delta-rs` merge on the driver, also if a rule sets them.
+        """See ExecutorSink.takes_parts. Executors write the latest state of a table, and every history, if Spark knows
+        Delta. The writers `indexed` and `delta-rs` merge on the driver, also if a rule sets them.
         """
-        settings = self._settings
-        if not self.parts.writers.by_spark:
+        settings, writers = self._settings, self.parts.writers
+        if not writers.by_executors or schema.relation in self._by_driver:
             return False
         types = (family_of(column, settings.types_of(schema.topic)).arrow for column in schema.key)
-        if settings.keeps_history(schema.topic) and any(map(pa.types.is_floating, types)):
-            return False  # two texts of a float are one key, but may be in two parts
+        by_merge = not settings.keeps_history(schema.topic) and writers.spark_reaches(settings.uri_of(schema))
+        if any(map(pa.types.is_floating, types)) and not by_merge:
+            return False  # two texts of a float are one key, but may be in two parts; only Delta's MERGE joins them
         return settings.writer_of(schema.topic) in {Writer.AUTO, Writer.SPARK}
 
     def find_refused_in_parts(self, batch: TableBatch, limit: int) -> RefusedParts:
@@ -290,8 +298,23 @@ class DeltaSink:
         targets = self.parts.targets
         with targets.writing(batch.schema):
             target = targets.open(batch.schema)
+            self._check_reach(target, batch)
             strategy = self._strategy(batch.schema)
             return strategy.find_refused_in_parts(target, targets.in_target_columns(target, batch), limit)
+
+    def _check_reach(self, target: DeltaTarget, batch: TableBatch) -> None:
+        """Raise MergeNeedsFileSystem if only Spark could merge the parts of a batch, and cannot reach the target.
+
+        The driver then takes the rows of this table.
+        """
+        if batch.parts is None or self.parts.writers.spark_reaches(target.uri):
+            return
+        if self._strategy(batch.schema).needs_spark(target, batch, batch.parts):
+            self._by_driver.add(batch.schema.relation)
+            raise MergeNeedsFileSystem(
+                f"only Spark itself could merge the batch of table {batch.schema.topic!r}, but it has no Hadoop file "
+                f"system for target {target.uri!r}: the driver writes the table from the next attempt on"
+            )
 
     def _strategy(self, schema: TableSchema) -> MergeStrategy:
         return self._history if self._settings.keeps_history(schema.topic) else self._latest

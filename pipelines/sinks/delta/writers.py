@@ -59,17 +59,24 @@ class Writers:
         """settings: the settings of the sink, which define the writer of each table."""
         self.wanted, self._path, self._writer_of = settings.writer, settings.path, settings.writer_of
         self.indexed = IndexedTargets(settings.index_folder)
+        self.by_executors = False
+        """Whether executors may write files of targets, which the driver commits: a session that knows Delta is
+        attached, and the writer is not `delta-rs`. They need no Hadoop file system for an object store.
+        """
         self.by_spark = False
-        """Whether Spark may write targets: a session that can do so is attached, and the writer is not `delta-rs`."""
+        """Whether Spark itself may write targets at the path of the sink."""
         self._spark: SparkSession | None = None
         self._directories = SharedDirectories()
 
     def attach(self, spark: SparkSession) -> None:
         """Use this Spark session for merges from now on."""
         self._spark = spark
-        self.by_spark = (
-            self.wanted is not Writer.DELTA_RS and can_write_delta(spark) and has_file_system(spark, self._path)
-        )
+        self.by_executors = self.wanted is not Writer.DELTA_RS and can_write_delta(spark)
+        self.by_spark = self.spark_reaches(self._path)
+
+    def spark_reaches(self, path: str) -> bool:
+        """Return whether Spark itself may read and write a target: it has a Hadoop file system for the path."""
+        return self._spark is not None and self.by_executors and has_file_system(self._spark, path)
 
     def check(self, sink: str) -> None:
         """Raise DeltaJarMissing if the definition sets writer `spark` and Spark cannot write the targets."""
@@ -103,7 +110,7 @@ class Writers:
                 "Spark can write only targets with the latest state of a single table",
                 remedy=MOVE_AND_REBUILD,
             )
-        if self.by_spark and self._spark is not None:
+        if self._spark is not None and self.spark_reaches(whole.uri):
             return SparkTarget(whole, self._spark)
         if self._spark is None and self.wanted is Writer.AUTO:
             raise SparkAwaited(
@@ -135,7 +142,7 @@ class Writers:
 
         Raises SparkAwaited if Spark is needed and has not started yet.
         """
-        if fits_delta_rs(target, source, key) or (self._spark is not None and not self.by_spark):
+        if fits_delta_rs(target, source, key) or (self._spark is not None and not self.spark_reaches(target.uri)):
             return Writer.DELTA_RS
         if self._spark is not None:
             return Writer.SPARK

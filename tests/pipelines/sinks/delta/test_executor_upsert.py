@@ -25,7 +25,6 @@ from pipelines.sinks.delta.executor_upsert import commit_written, files_to_chang
 from pipelines.sinks.delta.indexed.delta_log import LiveFile, LiveFiles
 from pipelines.sinks.delta.indexed.table_storage import storage_of
 from pipelines.sinks.delta.new_data_files import TargetFolder
-from tests.fixtures.s3 import S3
 from tests.pipelines.cold_log import append, log_writer
 from tests.pipelines.fold_model import Row, log_row
 from tests.pipelines.sinks.delta.test_executor_merge import first_copy, image, written
@@ -125,21 +124,6 @@ def test_executors_write_partitions_and_what_spark_computes(
             loop(spark, end)
         assert (rows_of(loop), parked_in(loop), partitions_of(loop)) == expected
         assert makers_of_commits(loop)[:3] == ["cdc"] * 3
-
-
-def test_executors_write_into_a_bucket_without_a_hadoop_file_system(
-    spark: SparkSession, log: Path, tmp_path: Path, s3: S3, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, text in s3.variables().items():
-        monkeypatch.setenv(name, text)
-        monkeypatch.setitem(spark.sparkContext.environment, name, text)
-    rules = f"[{{match: shop.*, path: '{s3.root()}/{{table}}'}}]"
-    with loop_in(tmp_path / "lake", log, spark, rules=rules) as loop:
-        for rows in TRANSACTIONS[:2]:
-            loop(spark, Position(rows[0]["position"]))
-        assert (rows_of(loop), parked_in(loop)) == expected_after(tmp_path, log, COPY, 200)
-        assert makers_of_commits(loop)[0] == "cdc"
-        assert all(re.search(r"/part-[0-9a-f-]{36}\.parquet$", file) for file in files_of(loop))
 
 
 def partitions_of(loop: SinkLoop) -> set[str]:
