@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heapreplace
 from typing import Any, Final
 
 from cdc.log.disk_format import LogFile
@@ -104,3 +105,16 @@ def split(files: Sequence[LogFile], limit: int) -> list[list[LogFile]]:
         groups[-1].append(file)
         size += file.size
     return groups
+
+
+def split_evenly(files: Sequence[LogFile], count: int) -> list[list[LogFile]]:
+    """Divide the files into at most `count` groups of about equally many bytes, the largest group first.
+
+    In a group the files have the given order. A group has at most the bytes of an even division, and of one more file.
+    """
+    by_size = sorted(range(len(files)), key=lambda number: files[number].size, reverse=True)
+    groups: list[tuple[int, list[int]]] = [(0, []) for _ in range(min(count, len(files)))]
+    for number in by_size:
+        size, group = groups[0]  # the smallest one, because `groups` is a heap
+        heapreplace(groups, (size + files[number].size, [*group, number]))
+    return [[files[number] for number in sorted(group)] for _, group in sorted(groups, reverse=True)]

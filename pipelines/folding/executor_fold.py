@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.log.disk_format import LogFile
-from cdc.log.file_selection import TableSelection, split
+from cdc.log.file_selection import TableSelection, split_evenly
 from cdc.log.reader import stream_file
 from cdc.log_row import LOG_SCHEMA, ROW_OPERATIONS, Operation
 from cdc.position import Position
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 SPLIT_BYTES: Final = 16 << 20
 """Approximate log bytes that one Spark task reads: a second of work on a core.
 
-With small tasks, the last one ends soon after the others. But each task costs a fifth of a second whatever it reads.
+With small tasks, the last one ends soon after the others. But each task costs something whatever it reads.
 """
 PART_ROWS: Final = 500_000
 """Approximate log rows of one part; folding them takes a worker half a second and several hundred bytes per row."""
@@ -173,21 +173,26 @@ class ExecutorFold:
     session: SparkSession
     rows: LogRange
     parts: int = 0
-    """Number of parts into which the keys are divided; 0: by the size of the files."""
+    """Number of parts into which the keys are divided; 0: by the size of the files and the cores of the executors."""
     max_moves: int = MAX_MOVES
+    groups: list[list[LogFile]] = field(init=False, repr=False)
+    """The files that each task reads."""
     _stored: list[DataFrame] = field(default_factory=list, init=False, repr=False)
 
     def __post_init__(self) -> None:
         files = self.rows.files
         part_rows = HISTORY_PART_ROWS if self.rows.kept else PART_ROWS
-        sizes = -(-sum(f.rows for f in files) // part_rows), -(-sum(f.size for f in files) // PART_BYTES)
-        self.parts = self.parts or max(1, *sizes)
-        self._groups = split(files, SPLIT_BYTES)
+        rows = sum(file.rows for file in files)
+        size = sum(file.size for file in files)
+        cores = self.session.sparkContext.defaultParallelism
+        parts = max(1, -(-rows // part_rows), -(-size // PART_BYTES))
+        self.parts = self.parts or in_full_rounds(parts, cores)
+        self.groups = split_evenly(files, in_full_rounds(max(1, -(-size // SPLIT_BYTES)), cores))
 
     @cached_property
     def survey(self) -> Survey:
         """The survey of the range; the first access runs a Spark job."""
-        groups, rows = self._groups, self.rows
+        groups, rows = self.groups, self.rows
 
         def count(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for number in _numbers(numbers):
@@ -251,7 +256,7 @@ class ExecutorFold:
 
     def _folded(self, rows: LogRange, moved: _MovedKeys | None) -> DataFrame:
         """Return the folded rows as a frame with the columns PIECES. moved: as in `_parts_of_keys`."""
-        groups, parts = self._groups, self.parts
+        groups, parts = self.groups, self.parts
         fences, only_latest = rows.fences(self.survey.controls), not self.survey.partial
 
         def divide(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -279,7 +284,7 @@ class ExecutorFold:
     def _moves(self, rows: LogRange) -> pa.Table:
         if not self.survey.moves:
             return MOVE_SCHEMA.empty_table()
-        groups = self._groups
+        groups = self.groups
 
         def find(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             columns = ["relation", "partial", "address", *_KEYS]
@@ -296,7 +301,12 @@ class ExecutorFold:
         return pa.concat_tables([MOVE_SCHEMA.empty_table(), *found])
 
     def _tasks(self) -> DataFrame:
-        return self.session.range(0, len(self._groups), 1, max(1, len(self._groups)))
+        return self.session.range(0, len(self.groups), 1, max(1, len(self.groups)))
+
+
+def in_full_rounds(tasks: int, cores: int) -> int:
+    """Return the number of tasks, increased so that in the last round of a stage every core has a task."""
+    return tasks if tasks <= cores else -(-tasks // cores) * cores
 
 
 def pieces_of_frame(folded: DataFrame, parts: int) -> DataFrame:

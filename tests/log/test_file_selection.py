@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.log.disk_format import LogFile
-from cdc.log.file_selection import MAX_BYTES, boundary, overlapping, split
+from cdc.log.file_selection import MAX_BYTES, boundary, overlapping, split, split_evenly
 from cdc.position import Position
 
 
@@ -83,3 +83,16 @@ def test_split_keeps_every_file_in_order(files: list[LogFile], limit: int):
     groups = split(files, limit)
     assert [f for group in groups for f in group] == files
     assert all(len(group) == 1 or sum(f.size for f in group) <= limit for group in groups)
+
+
+@given(logs(), st.integers(1, 8))
+def test_an_even_division_has_every_file_once_and_the_largest_group_first(files: list[LogFile], count: int):
+    groups = split_evenly(files, count)
+    sizes = [sum(file.size for file in group) for group in groups]
+
+    assert sorted(file.path for group in groups for file in group) == [file.path for file in files]
+    assert len(groups) == min(count, len(files))
+    assert sizes == sorted(sizes, reverse=True)
+    assert all(group == overlapping(group, Position(0), Position(10**6)) for group in groups)
+    largest = max((file.size for file in files), default=0)
+    assert not sizes or sizes[0] - sizes[-1] <= largest

@@ -10,10 +10,11 @@ from random import Random
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
+from cdc.log.disk_format import LogFile
 from cdc.log.file_selection import TableSelection
 from cdc.log.reader import LogReader
 from cdc.position import Position
-from pipelines.folding.executor_fold import ExecutorFold, LogRange
+from pipelines.folding.executor_fold import SPLIT_BYTES, ExecutorFold, LogRange, in_full_rounds
 from pipelines.folding.fold import fold
 from pipelines.folding.folded_batch import control_events, split_by_table
 from tests.pipelines.cold_log import append, histories, interleaved, log_writer, transactions
@@ -70,3 +71,25 @@ def test_executors_fold_any_log_as_the_driver_does(spark: SparkSession, tmp_path
         assert control_events(folding.survey.controls) == expected.controls
         assert found.keys() == {*expected.images["relation"].to_pylist()}
         assert sorted_rows(folding.collect([*found.values()])) == sorted_rows(expected.images)
+
+
+def test_a_stage_ends_with_a_round_in_which_every_core_has_a_task() -> None:
+    assert [in_full_rounds(tasks, 4) for tasks in (1, 3, 4, 5, 8, 25)] == [1, 3, 4, 8, 8, 28]
+
+
+def test_files_of_one_size_are_read_by_tasks_that_end_together(spark: SparkSession) -> None:
+    """Fifty files of which two and a half make a task: read one after the other, the last task would be alone."""
+    size = SPLIT_BYTES * 2 // 5
+    files = tuple(
+        LogFile(path=str(number), rows=100_000, size=size, first=Position(number), last=Position(number), segment=0)
+        for number in range(1, 51)
+    )
+    selected = LogRange(files=files, after=Position(0), upto=Position(50), tables=TableSelection(), sink=SINK)
+    cores = spark.sparkContext.defaultParallelism
+    folding = ExecutorFold(spark, selected)
+    groups = [len(group) for group in folding.groups]
+
+    assert len(groups) % cores == 0
+    assert folding.parts % cores == 0
+    assert set(groups) <= {2, 3}
+    assert groups == sorted(groups, reverse=True)
