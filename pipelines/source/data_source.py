@@ -10,7 +10,7 @@ JVM.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -23,6 +23,12 @@ from cdc.log.reader import LogReader
 from cdc.position import Position
 from pipelines.source.options import LATEST, PushedFilters, SourceOptions
 from pipelines.source.read_tasks import SCHEMA, Frame, LogPartition, group_files, plan_tasks, read_task
+
+REST_SHARE: Final = 4
+"""Divisor of `maxRowsPerTrigger`: the last rows that wait, up to this share, are added to the batch before them.
+
+A batch has a fixed cost of seconds, so a small one after a large one would cost many times as much per row.
+"""
 
 
 class CdcDataSource(DataSource):
@@ -156,6 +162,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         # a batch with compacted rows ends at the horizon: later changes could be trimmed before a restart
         upto = log.latest_boundary(after, most if pinned is None else 1, self._options.max_bytes)
+        if pinned is None and most is not None and after < upto != log.durable:
+            upto = self._with_rest(log, after, upto, most)
         if self._target is not None and pinned is None:
             upto = max(after, min(upto, self._target))
         upto = self._end_before_misfit(log, after, upto)
@@ -184,6 +192,11 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the rows of one task; runs on an executor."""
         return read_task(partition, self._frame)
+
+    def _with_rest(self, log: LogReader, after: Position, upto: Position, most: int) -> Position:
+        """Return the durable position instead of `upto`, if few enough rows wait after `upto`."""
+        end = log.latest_boundary(after, most + most // REST_SHARE, self._options.max_bytes)
+        return end if end == log.durable else upto
 
     def _end_before_misfit(self, log: LogReader, after: Position, upto: Position) -> Position:
         """Return `upto`, or an earlier end if a later table version does not fit the columns of the frame.

@@ -159,6 +159,26 @@ def test_admission_never_splits_a_transaction(root: Path) -> None:
     assert ends == [10, 20, 40]
 
 
+@pytest.mark.parametrize(("most", "end"), [(2, 10), (3, 10), (4, 40), (5, 40)])
+def test_a_last_row_that_would_be_alone_belongs_to_the_batch_before_it(root: Path, most: int, end: int) -> None:
+    """Positions 10, 20 and 30 have 2, 2 and 1 rows, and a quarter of `most` rows may be more."""
+    assert planner(root).latestOffset({"position": 5}, ReadMaxRows(most)) == {"position": end}
+
+
+def test_rows_that_wait_beyond_a_batch_and_its_share_do_not_make_it_larger(root: Path) -> None:
+    commit(LogWriter.open(root, IDENTITY, LIMITS), 50, row(50))
+
+    assert planner(root).latestOffset({"position": 5}, ReadMaxRows(4)) == {"position": 20}
+
+
+def test_a_last_row_makes_no_batch_larger_than_its_bytes(root: Path) -> None:
+    files = LogReader(root).files(Position(5), Position(20))
+    most = str(sum(file.size for file in files) + 1)
+    reader = planner(root, maxRowsPerTrigger="4", maxBytesPerTrigger=most)
+
+    assert reader.latestOffset({"position": 5}, reader.getDefaultReadLimit()) == {"position": 20}
+
+
 def test_max_rows_per_trigger_is_the_read_limit(root: Path) -> None:
     assert planner(root).getDefaultReadLimit() == ReadAllAvailable()
     assert planner(root, maxRowsPerTrigger="7").getDefaultReadLimit() == ReadMaxRows(7)
