@@ -192,6 +192,7 @@ class IndexedTable:
         for path in [path for path in (*self.index.files, *self._background.files) if path not in own]:
             self._forget(path)
         self._background.add_finished()
+        self.index.merge_runs()
         known = self.index.files.keys() | self._background.files.keys()
         unknown = {path: file for path, file in own.items() if path not in known}
         if unknown and self._background.takes(unknown):

@@ -6,8 +6,8 @@ deleted; the caller checks both. So surplus entries do no harm, and the order in
 matter. But no entry may be missing: `files` names each data file whose rows are all in the index, including deleted
 rows. The caller adds each live file that `files` does not name.
 
-Entries are stored in *runs*, each sorted by key. Two neighbouring runs are merged when the earlier run is less than
-GROWTH times as large as the later run. So there are few runs, and an entry is merged only a few times. Hashes are
+Entries are stored in *runs*, each sorted by key. A run is merged with all later runs when it is less than GROWTH times
+as large as they are together. So there are few runs, and an entry is merged only a few times. Hashes are
 evenly distributed: a search in a run begins where the key is expected, and reads few pages of memory. A merged run of
 at least ON_DISK entries is a file that is mapped into memory. A background thread merges and writes it. The run of a
 rewritten data file is prepared by the thread that rewrites the file, and the runs of a whole index by a thread that
@@ -21,10 +21,11 @@ table has no files at all: it is built again faster than it is written.
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import uuid
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -39,7 +40,7 @@ from cdc.cached_njit import cached_njit
 from pipelines.sinks.delta.indexed.index_folder import IndexFolder
 
 GROWTH: Final = 3
-"""Each run has at least this many times the entries of the next run; otherwise the two runs are merged."""
+"""Each run has at least this many times the entries of all later runs; otherwise they are merged."""
 ON_DISK: Final = 1 << 16
 """A merged run with at least this many entries is a file, which a thread writes so that no batch waits.
 
@@ -54,6 +55,8 @@ SMALL: Final = 16
 SMALL_FILES: Final = 4
 PIECE: Final = 1 << 18
 """Number of merged entries that `merge_to_file` has in memory at a time."""
+MANY_KEYS: Final = 10_000
+"""Number of keys from which a search reads a large part of a run, whose pages it then gives back."""
 ENTRY_BYTES: Final = 24
 """Bytes of an entry: two 64-bit words of the key's hash, and one word with file number and row number."""
 MANIFEST: Final = "manifest.json"
@@ -171,6 +174,8 @@ class KeyRun:
     name: str = ""
     """Name of the file with the entries; empty while they are in memory only."""
     checksum: int = 0
+    mapped: mmap.mmap | None = None
+    """The mapped file with the entries; None while they are in memory only."""
 
     @property
     def size(self) -> int:
@@ -201,6 +206,8 @@ class KeyRun:
         entry is left, no file is written and the returned run is empty.
         """
         size = _count_live(self.places, live) + _count_live(other.places, live)
+        self.release()
+        other.release()
         pieces = tuple(np.empty(min(size, PIECE), np.uint64) for _ in range(3))
         if not size:
             return KeyRun(pieces[0], pieces[1], pieces[2])
@@ -212,7 +219,14 @@ class KeyRun:
                     file.seek(8 * (number * size + written))
                     file.write(piece[:filled].data)
                 written += filled
-        return self.load(folder, name, size, zlib.crc32(np.memmap(folder / name, np.uint64, "r").data))
+                self.release()
+                other.release()
+        return self.load(folder, name, size, _checksum(folder / name))
+
+    def release(self) -> None:
+        """Give the pages of a mapped run back; they stay in the page cache, from which the next search maps them."""
+        if self.mapped is not None:
+            self.mapped.madvise(mmap.MADV_DONTNEED)
 
     @property
     def columns(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -235,14 +249,15 @@ class KeyRun:
     @classmethod
     def load(cls, folder: Path, name: str, size: int, checksum: int) -> KeyRun:
         """Map the file of a run into memory. size: number of entries. checksum: the value for `is_intact`."""
-        content = np.memmap(folder / name, np.uint64, "r")
+        with (folder / name).open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        content = np.frombuffer(mapped, np.uint64)
         high, low, places = content[:size], content[size : 2 * size], content[2 * size :]
-        return cls(high, low, places, name=name, checksum=checksum)
+        return cls(high, low, places, name=name, checksum=checksum, mapped=mapped)
 
-    def is_intact(self) -> bool:
+    def is_intact(self, folder: Path) -> bool:
         """Whether the run file matches its checksum. Reads the whole file, so that it is then in the page cache."""
-        content = self.high.base if isinstance(self.high.base, np.memmap) else self.high
-        return self.places.size == self.low.size == self.high.size and zlib.crc32(content.data) == self.checksum
+        return self.places.size == self.low.size == self.high.size and _checksum(folder / self.name) == self.checksum
 
     def find(self, wanted: KeyHashes) -> tuple[np.ndarray, np.ndarray]:
         """Find the entries with a wanted key; return two arrays: the index in `wanted` and the place of each entry."""
@@ -251,6 +266,8 @@ class KeyRun:
             numbers, places = np.empty(room, np.int64), np.empty(room, np.uint64)
             found = _search((self.high, self.low, self.places), (wanted.high, wanted.low), (numbers, places))
             if found <= room:
+                if wanted.high.size >= MANY_KEYS:
+                    self.release()
                 return numbers[:found], places[:found]
             room = found
 
@@ -266,10 +283,9 @@ class PreparedRun:
 
 @dataclass(frozen=True, slots=True)
 class _Merging:
-    """A merge of two runs that runs in the background thread of the index."""
+    """A merge of neighbouring runs in the background thread of the index."""
 
-    first: KeyRun
-    second: KeyRun
+    runs: Sequence[KeyRun]
     result: Future[KeyRun]
 
 
@@ -307,7 +323,7 @@ class KeyIndex:
         run = _run_of({numbers[path]: keys for path, keys in hashes.items()})
         if run.size:
             self._runs.append(self._in_file(run) if run.size >= LARGE * self._on_disk else run)
-            self._merge_runs()
+            self.merge_runs()
 
     def prepare(self, hashes: Mapping[int, tuple[KeyHashes, np.ndarray]]) -> PreparedRun:
         """Sort the entries of data files for `add_prepared`. Any thread may call this while another uses the index.
@@ -337,7 +353,7 @@ class KeyIndex:
                 run = replace(run, name="", files=prepared.numbers)
         if run.size:
             self._runs.append(run)
-            self._merge_runs()
+            self.merge_runs()
 
     def discard(self, prepared: PreparedRun) -> None:
         """Remove the file of a prepared run that is not added."""
@@ -417,36 +433,49 @@ class KeyIndex:
             self._report(exc)
             return run
 
-    def _merge_runs(self) -> None:
-        """Merge the last two runs while the earlier one is less than GROWTH times as large as the later one.
+    def merge_runs(self) -> None:
+        """Merge the last runs if one of them is less than GROWTH times as large as all later runs together.
 
         A merge of ON_DISK entries or more begins in the thread; this method does not wait for it.
         """
         self._end_merge(wait=False)
-        while len(self._runs) > 1 and self._runs[-2].size < GROWTH * self._runs[-1].size:
-            first, second = self._runs[-2], self._runs[-1]
-            if self._merging is not None and first is self._merging.second:
-                return
-            if first.size + second.size < self._on_disk:
-                self._runs[-2:] = [first.merged(second)]
-                continue
-            if self._merging is None:
-                live = np.zeros(self._next, np.bool_)
-                live[list(self.files.values())] = True
-                result = self._thread.submit(first.merge_to_file, second, live, self.folder.path)
-                self._merging = _Merging(first, second, result)
+        place = self._place_to_merge()
+        if place is None:
             return
+        runs = self._runs[place:]
+        if sum(run.size for run in runs) < self._on_disk:
+            self._runs[place:] = [_merged(runs)]
+        elif self._merging is None:
+            live = np.zeros(self._next, np.bool_)
+            live[list(self.files.values())] = True
+            self._merging = _Merging(runs, self._thread.submit(_merge_to_file, runs, live, self.folder.path))
+
+    def _place_to_merge(self) -> int | None:
+        """Return the number of the first run to merge with all later runs; None if the last runs stay as they are.
+
+        Runs that the thread merges, and the runs before them, stay as they are.
+        """
+        place, later = None, 0
+        last_merging = None if self._merging is None else self._merging.runs[-1]
+        for number in range(len(self._runs) - 1, -1, -1):
+            run = self._runs[number]
+            if run is last_merging:
+                break
+            if run.size < GROWTH * later:
+                place = number
+            later += run.size
+        return place
 
     def _end_merge(self, *, wait: bool = True) -> None:
-        """If the thread has finished a merge, replace its two runs by the result. wait: wait for the merge first."""
-        found = self._merging
-        if found is None or not (wait or found.result.done()):
+        """If the thread has finished a merge, replace its runs by the result. wait: wait for the merge first."""
+        merging = self._merging
+        if merging is None or not (wait or merging.result.done()):
             return
         self._merging = None
         try:
-            merged = found.result.result()
-            runs = [merged if run is found.first else run for run in self._runs if run is not found.second]
-            self._runs = [run for run in runs if run.size]
+            merged = merging.result.result()
+            place = next(number for number, run in enumerate(self._runs) if run is merging.runs[0])
+            self._runs[place : place + len(merging.runs)] = [merged] if merged.size else []
             self._save()
         except CancelledError:
             return
@@ -467,10 +496,7 @@ class KeyIndex:
         """Merge the runs that are only in memory into one file, and save the manifest."""
         small = [run for run in self._runs if not run.name]
         if small:
-            whole = small[0]
-            for run in small[1:]:
-                whole = whole.merged(run)
-            self._runs = [*(run for run in self._runs if run.name), whole.write(self.folder.path)]
+            self._runs = [*(run for run in self._runs if run.name), _merged(small).write(self.folder.path)]
         self._save()
 
     def _save(self) -> None:
@@ -521,7 +547,7 @@ class KeyIndex:
         except (OSError, ValueError) as exc:
             self._begin_again(str(exc))
             return
-        if not all(run.is_intact() for run in runs):
+        if not all(run.is_intact(folder) for run in runs):
             self._begin_again("the content of a file does not match its checksum")
             return
         self._runs, self._next, self.files = (
@@ -568,6 +594,33 @@ def _run_of(hashes: Mapping[int, tuple[KeyHashes, np.ndarray]]) -> KeyRun:
 def file_and_row(places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the number of the data file and the row number of each place."""
     return (places >> np.uint64(_ROW_BITS)).astype(np.int64), (places & np.uint64(_ROW_MASK)).astype(np.int64)
+
+
+def _merged(runs: Sequence[KeyRun]) -> KeyRun:
+    """Return a run in memory with the entries of all runs; the smallest runs, which are the last ones, come first."""
+    whole = runs[-1]
+    for run in reversed(runs[:-1]):
+        whole = run.merged(whole)
+    return whole
+
+
+def _merge_to_file(runs: Sequence[KeyRun], live: np.ndarray, folder: Path) -> KeyRun:
+    """Merge runs into a new file of the folder as `KeyRun.merge_to_file` does, the last and smallest runs first."""
+    whole = runs[-1]
+    for run in reversed(runs[:-1]):
+        before, whole = whole, run.merge_to_file(whole, live, folder)
+        if before.name and before is not runs[-1]:
+            (folder / before.name).unlink(missing_ok=True)
+    return whole
+
+
+def _checksum(path: Path) -> int:
+    """Return the CRC-32 of a file; it is read in pieces, because the pages of a mapped file would stay in memory."""
+    checksum = 0
+    with path.open("rb") as file:
+        while content := file.read(PIECE):
+            checksum = zlib.crc32(content, checksum)
+    return checksum
 
 
 def _count_live(places: np.ndarray, live: np.ndarray) -> int:

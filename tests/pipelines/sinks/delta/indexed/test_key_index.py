@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +20,8 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from pipelines.sinks.delta.indexed.key_index import (
+    ENTRY_BYTES,
+    GROWTH,
     MANIFEST,
     PIECE,
     SMALL_FILES,
@@ -199,7 +203,7 @@ def test_large_runs_are_written_at_once_and_merged_piece_by_piece(tmp_path: Path
         if path == "a":
             index.forget("a")
     index._end_merge()
-    index._merge_runs()  # merges the run of the forgotten file with the merged ones
+    index.merge_runs()  # merges the run of the forgotten file with the merged ones
     index._end_merge()
     assert index.entries == others
     index.close()
@@ -211,6 +215,71 @@ def test_large_runs_are_written_at_once_and_merged_piece_by_piece(tmp_path: Path
     assert np.array_equal(np.sort(found.rows[in_c]), np.arange(others - 7))
     assert np.array_equal(found.wanted[in_c] - first - 7, found.rows[in_c])
     assert np.count_nonzero(~in_c) == 7
+
+
+@pytest.mark.parametrize("size", [1, ON_DISK // 2, ON_DISK, 3 * ON_DISK])
+def test_batches_of_equal_size_leave_few_runs(size: int, tmp_path: Path) -> None:
+    index, keys = KeyIndex(tmp_path, TABLE, ON_DISK), random_keys(100 * size)
+    for number in range(0, len(keys), size):
+        add(index, str(number), keys[number : number + size])
+        index._end_merge()
+
+    sizes = [run.size for run in index._runs]
+    assert all(sizes[place] >= GROWTH * sum(sizes[place + 1 :]) for place in range(len(sizes))), sizes
+    assert len(found_in(index, keys)) == len(keys)
+    index.close()
+
+
+def test_runs_that_were_added_during_a_long_merge_are_merged_by_the_next_one(tmp_path: Path) -> None:
+    index, keys, may_merge = KeyIndex(tmp_path, TABLE, ON_DISK), random_keys(200), Event()
+    index._thread.submit(may_merge.wait, 60)
+    for number in range(0, 196, 4):
+        add(index, str(number), keys[number : number + 4])
+    may_merge.set()
+    index._end_merge()
+    add(index, "last", keys[196:])
+    index._end_merge()
+
+    assert [run.size for run in index._runs] == [200]
+    assert len(found_in(index, keys)) == len(keys)
+    assert len(run_files(tmp_path)) == 1
+    index.close()
+
+
+MEMORY = """
+import numpy as np
+from pathlib import Path
+from pipelines.sinks.delta.indexed.key_index import KeyHashes, KeyIndex
+
+def mapped_or_allocated():
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith(("RssAnon", "RssFile"))) // 1024
+
+index, random, batch = KeyIndex(None, "table 1"), np.random.default_rng(1), 1 << 17
+
+def add(batches):
+    for _ in range(batches):
+        words = random.integers(0, 1 << 64, (2, batch), np.uint64)
+        keys = KeyHashes(words[0], words[1])
+        index.add({str(index.entries): (keys, np.arange(batch))})
+        assert index.find(keys).rows.size == batch
+        index._end_merge()
+        index.merge_runs()
+
+add(6)
+before = mapped_or_allocated()
+add(18)
+index._end_merge()
+assert index.entries == 24 * batch
+print(mapped_or_allocated() - before)
+"""
+
+
+def test_an_index_of_four_times_as_many_keys_needs_no_more_memory() -> None:
+    done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True, timeout=120)
+    added = ENTRY_BYTES * 18 * (1 << 17) >> 20
+
+    assert int(done.stdout) < added / 5, f"{done.stdout} MiB for {added} MiB of entries"
 
 
 def test_a_prepared_file_is_in_the_index_after_a_restart_and_one_that_was_not_added_is_removed(tmp_path: Path) -> None:
@@ -244,19 +313,26 @@ def test_a_small_run_that_the_thread_merges_is_not_merged_twice(tmp_path: Path) 
 
 
 def test_a_killed_process_leaves_an_index_with_every_entry_of_the_files_that_it_names(tmp_path: Path) -> None:
-    keys, before = random_keys(186), KeyIndex(tmp_path / "index", TABLE, on_disk=100)
+    keys, before = random_keys(206), KeyIndex(tmp_path / "index", TABLE, on_disk=100)
     add(before, "a", keys[:60])
     before.close()
     index = KeyIndex(tmp_path / "index", TABLE, on_disk=100)
-    add(index, "b", keys[60:81])  # is merged with the first run in memory
-    add(index, "c", keys[81:101])
-    add(index, "d", keys[101:])  # is merged with the run before it by the thread, which saves the manifest
-    index._end_merge()
-    shutil.copytree(tmp_path / "index", tmp_path / "copy")
-    copy = KeyIndex(tmp_path / "copy", TABLE, on_disk=100)
 
-    found = found_in(copy, keys)
-    assert {path: sum(entry[1] == path for entry in found) for path in copy.files} == {"c": 20, "d": 85}
+    def after_kill(name: str) -> dict[str, int]:
+        shutil.copytree(tmp_path / "index", tmp_path / name)
+        copy = KeyIndex(tmp_path / name, TABLE, on_disk=100)
+        found = found_in(copy, keys)
+        return {path: sum(entry[1] == path for entry in found) for path in copy.files}
+
+    add(index, "b", keys[60:81])  # is merged with the first run in memory
+    index.save()
+    assert after_kill("1") == {}
+    add(index, "c", keys[81:101])
+    add(index, "d", keys[101:186])  # is merged with the runs before it by the thread, which saves the manifest
+    index._end_merge()
+    add(index, "e", keys[186:])
+    index.save()
+    assert after_kill("2") == {"a": 60, "b": 21, "c": 20, "d": 85}
     index.close()
 
 
