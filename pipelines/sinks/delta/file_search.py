@@ -100,6 +100,23 @@ class WantedKeys:
         return bisect_left(self._integers, least) < bisect_right(self._integers, greatest)
 
 
+def may_have_keys(files: Iterable[LiveFile], name: str, values: pa.ChunkedArray) -> bool:
+    """Return whether a file may have a row with a wanted key, by the bounds of its first key column.
+
+    name: the first key column. values: its values in the wanted keys.
+    """
+    if not pa.types.is_integer(values.type):
+        return True
+    first, last = (bound.as_py() for bound in pc.min_max(values).values())
+    if first is None:
+        return True
+    for file in files:
+        least, greatest = _bounds(file, name)
+        if not isinstance(least, int) or not isinstance(greatest, int) or (least <= last and first <= greatest):
+            return True
+    return False
+
+
 def concatenated(parts: Iterable[FoundRows]) -> FoundRows:
     """Return the found rows of all parts."""
     none = FoundRows(*(np.empty(0, np.int64) for _ in FoundRows._fields))

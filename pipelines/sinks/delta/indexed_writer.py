@@ -40,7 +40,7 @@ from pipelines.sinks.delta import file_compaction
 from pipelines.sinks.delta.background_indexing import BackgroundIndexing, IndexingThread
 from pipelines.sinks.delta.damaged_commits import TXN_NAMED
 from pipelines.sinks.delta.file_compaction import RewrittenFile
-from pipelines.sinks.delta.file_search import WantedKeys, concatenated
+from pipelines.sinks.delta.file_search import WantedKeys, concatenated, may_have_keys
 from pipelines.sinks.delta.indexed.deletion_vectors import encode, rows_of
 from pipelines.sinks.delta.indexed.delta_log import (
     ATTEMPTS,
@@ -63,6 +63,12 @@ FEATURES: Final = frozenset(
 NO_VECTORS: Final = "deletion vectors are not enabled"
 _INDEXED_AT_ONCE: Final = 2_000_000
 """Number of rows at which the rows hashed so far are added to an index; each needs 32 bytes of memory."""
+
+BOUNDS_FIRST: Final = 10_000
+"""Number of keys from which a search first compares them with the bounds of all files.
+
+A first copy has new keys, mostly in the order of the key. Fewer keys are found faster than many files are compared.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +134,8 @@ class Indexing:
     thread: IndexingThread = field(default_factory=IndexingThread)
     on_disk: int = ON_DISK
     """As in KeyIndex."""
+    bounds_first: int = BOUNDS_FIRST
+    """See BOUNDS_FIRST."""
 
 
 class IndexedTable:
@@ -146,6 +154,7 @@ class IndexedTable:
         """Open the index of a table. folder: as in KeyIndex."""
         self._storage, self.files, self.key, self._rows = storage, files, rows.key, rows
         self.index = KeyIndex(folder, json.dumps([files.metadata.get("id"), *astuple(rows)]), indexing.on_disk)
+        self._bounds_first = indexing.bounds_first
         self._background = BackgroundIndexing(self.index, indexing.thread, self._hashes_in)
 
     def merge(self, source: pa.Table, marker: Action, columns: pa.Schema, described: Sequence[str]) -> None:
@@ -231,6 +240,9 @@ class IndexedTable:
 
         keys: a table with the key columns. hashes: the hashes of its keys that have no NULL; the result numbers them.
         """
+        first = self.key[0]
+        if hashes.high.size >= self._bounds_first and not may_have_keys(self.own_files().values(), first, keys[first]):
+            return concatenated([])  # the index is not read: it would take longer the more rows the target has
         found = self.index.find(hashes)
         if not self._background.files:
             return found

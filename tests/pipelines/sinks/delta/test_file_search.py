@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.transaction import AddAction
 
-from pipelines.sinks.delta.file_search import ROWS_AT_ONCE, WantedKeys
-from pipelines.sinks.delta.indexed.delta_log import LiveFiles
+from pipelines.sinks.delta.file_search import ROWS_AT_ONCE, WantedKeys, may_have_keys
+from pipelines.sinks.delta.indexed.delta_log import LiveFile, LiveFiles
 from pipelines.sinks.delta.indexed.key_hashes import hash_keys
 from pipelines.sinks.delta.indexed.table_storage import LocalStorage
 
@@ -75,3 +76,24 @@ def test_a_row_group_whose_statistics_exclude_all_keys_is_not_read(tmp_path: Pat
     assert find(files, beside) == [(0, 0), (1, 7), (2, 19)]
     with pytest.raises(OSError, match=r"thrift|Thrift|page"):
         find(files, within)
+
+
+@pytest.mark.parametrize(
+    ("least", "greatest", "may"), [(0, 9, False), (0, 10, True), (12, 12, True), (20, 30, True), (21, 30, False)]
+)
+def test_files_may_have_keys_within_their_bounds(least: int, greatest: int, may: bool) -> None:
+    files = [file_with(1, 5), file_with(least, greatest)]
+
+    assert may_have_keys(files, "integer", pa.chunked_array([[20, None], [10]])) == may
+
+
+def test_a_file_without_bounds_and_keys_of_other_types_may_match() -> None:
+    assert may_have_keys([file_with(1, 5), LiveFile({"path": "a", "stats": "{}"})], "integer", pa.chunked_array([[20]]))
+    assert may_have_keys([file_with(1, 5)], "integer", pa.chunked_array([["20"]]))
+    assert may_have_keys([file_with(1, 5)], "integer", pa.chunked_array([pa.nulls(2, pa.int64())]))
+
+
+def file_with(least: int, greatest: int) -> LiveFile:
+    """Return a file with these bounds of its key column."""
+    statistics = {"minValues": {"integer": least}, "maxValues": {"integer": greatest}}
+    return LiveFile({"path": "a", "stats": json.dumps(statistics)})

@@ -494,6 +494,15 @@ def test_an_index_that_was_closed_is_used_without_a_look_at_the_data_files(two: 
     assert len(opened.index.files) == 1
 
 
+def test_an_index_is_not_read_for_keys_beyond_the_bounds_of_all_files(two: VectorTable) -> None:
+    beyond, around = (pa.table({"id": pa.array(keys, pa.int64())}) for keys in ([1_000, 2_000], [-1_000, 1_000]))
+    two.table.index._runs = [None]  # type: ignore[list-item]  # an index that cannot be read
+
+    assert two.table.find_rows(beyond, COLUMNS).num_rows == 0
+    with pytest.raises(AttributeError):
+        two.table.find_rows(around, COLUMNS)
+
+
 def test_an_index_of_another_key_is_not_used(two: VectorTable) -> None:
     two.close()
     other = VectorTable(two.uri, key=("item",))

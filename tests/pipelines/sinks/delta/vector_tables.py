@@ -123,7 +123,7 @@ class VectorTable:
         self.index_folder.mkdir(exist_ok=True)
         storage = self.storage
         rows = IndexedRows(self.key, self.relation)
-        indexing = Indexing(self.thread(), self.on_disk)
+        indexing = Indexing(self.thread(), self.on_disk, bounds_first=1)
         return IndexedTable(storage, LiveFiles.read(storage), self.index_folder, rows, indexing)
 
     def reopen(self) -> None:
