@@ -4,6 +4,9 @@ Both sides of a ratio apply the same changes from a log on this disk to a new la
 started, applies what waits and ends, and its seconds include the start of its JVMs. The sides follow each other in
 random order. After each the rows of the lake are compared with the rows that the changes leave.
 
+For `speedup_2_workers_running` the same changes arrive at an apply process whose streaming query runs: it has applied
+their first commit. The clock starts when the other commits appear in the log, and stops when they are published.
+
 Workers are those of Spark's standalone cluster, each with one executor and one core of this machine, on which the
 kernel keeps all of its processes. Otherwise a single worker would use more than one: its JVM and its Python work at the
 same time. Driver and master run on any core, so two workers share both with them.
@@ -30,11 +33,12 @@ import numpy as np
 from cdc.config import EngineChoice
 from cdc.postgres.embedded_server import EmbeddedPostgres
 from tests.benchmarks import scale_copy, scale_driver, snapshot, workloads
-from tests.benchmarks.apply_input import Changes
+from tests.benchmarks.apply_input import COMMIT, Changes
 from tests.benchmarks.figures import Figure
 from tests.benchmarks.peers import execute
 from tests.benchmarks.scale_copy import CopySetting
 from tests.benchmarks.scale_run import Cost, Way, apply_waiting, check_rows
+from tests.benchmarks.scale_running import seconds_to_publish_backlog
 from tests.fixtures.cluster import Cluster
 
 PARTS: Final = ("workers", "transaction", "entries", "copy")
@@ -47,6 +51,8 @@ RUNS: Final = 3
 FEW: Final = 1_000
 """Changes of the run that shows what a driver costs without rows."""
 CHANGES_PER_KEY: Final = 10
+MOST_COMMITS: Final = 40
+"""Maximum commits of the changes in the log: with more, its writer replaces the first ones by a checkpoint."""
 
 
 def run(
@@ -71,11 +77,14 @@ def run(
 def _figures() -> dict[str, Figure]:
     return {
         "speedup_2_workers": Figure("ratio", at_least=1.6),
+        "speedup_2_workers_running": Figure("ratio", at_least=1.6),
         "spark_vs_here": Figure("ratio", at_least=0.6),
         "driver_share": Figure("ratio", at_most=0.01),
         "driver_mib": Figure("MiB", at_most=512 + 700),
         "seconds.workers_1": Figure("s"),
         "seconds.workers_2": Figure("s"),
+        "seconds.running_1": Figure("s"),
+        "seconds.running_2": Figure("s"),
         "seconds.here": Figure("s"),
         "seconds.few_changes": Figure("s"),
         "driver_result_mib": Figure("MiB"),
@@ -90,23 +99,29 @@ def _measure_workers(random: np.random.Generator, count: int, figures: dict[str,
     """Apply the same changes on one worker, on two, and without Spark."""
     with _folder() as folder:
         changes = _changes(random, count)
-        log = changes.log(folder)
+        log = changes.log(folder, commit=COMMIT * max(1, -(-count // (COMMIT * MOST_COMMITS))))
         costs: dict[str, Cost] = {}
-        for name in random.permutation(["workers_1", "workers_2", "here"]).tolist():
+        running: dict[str, float] = {}
+        for name in random.permutation(["workers_1", "workers_2", "running_1", "running_2", "here"]).tolist():
             if name == "here":
                 costs[name] = apply_waiting(folder / name, log, Way("local[2]", EngineChoice.HERE))
             else:
                 with _cluster(int(name[-1])) as cluster:
-                    costs[name] = apply_waiting(folder / name, log, Way(cluster.master, EngineChoice.SPARK))
+                    way = Way(cluster.master, EngineChoice.SPARK)
+                    if name.startswith("running"):
+                        running[name] = seconds_to_publish_backlog(folder / name, log, way)
+                    else:
+                        costs[name] = apply_waiting(folder / name, log, way)
             check_rows(folder / name, changes)
             shutil.rmtree(folder / name)
-            figures[f"seconds.{name}"].values.append(costs[name].seconds)
+            figures[f"seconds.{name}"].values.append(running[name] if name in running else costs[name].seconds)
         few = _cost_of_few(folder)
         size = sum(file.stat().st_size for file in log.rglob("*.parquet"))
     spark, results = costs["workers_2"], costs["workers_2"].result_bytes
     read = max(0, spark.bytes_read - few.bytes_read)
     for key, value in {
         "speedup_2_workers": costs["workers_1"].seconds / spark.seconds,
+        "speedup_2_workers_running": running["running_1"] / running["running_2"],
         "spark_vs_here": costs["here"].seconds / spark.seconds,
         "driver_share": (results + read) / size,
         "seconds.few_changes": few.seconds,

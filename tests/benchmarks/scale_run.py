@@ -78,7 +78,7 @@ class _Driver:
 
 def apply_waiting(folder: Path, log: Path, way: Way) -> Cost:
     """Apply a log to a new lake in a folder, cold, and return the cost. Raises RuntimeError if the process fails."""
-    definition = _write_definition(folder, log, way)
+    definition = write_definition(folder, log, way)
     command = [sys.executable, "-m", "pipelines", "apply", "-c", str(definition), "--trigger", "once"]
     with (folder / "apply.out").open("wb") as output:
         began = time.perf_counter()
@@ -88,14 +88,14 @@ def apply_waiting(folder: Path, log: Path, way: Way) -> Cost:
             while process.poll() is None:
                 driver.look()
                 if time.perf_counter() - began > TIMEOUT:
-                    raise RuntimeError(f"not done after {TIMEOUT:.0f} s: {_last_lines(folder)}")
+                    raise RuntimeError(f"not done after {TIMEOUT:.0f} s: {last_lines(folder)}")
                 time.sleep(SAMPLE)
         finally:
             process.kill()
             process.wait()
     seconds = time.perf_counter() - began
     if process.returncode:
-        raise RuntimeError(f"apply ended with status {process.returncode}: {_last_lines(folder)}")
+        raise RuntimeError(f"apply ended with status {process.returncode}: {last_lines(folder)}")
     results = sum(event["Task Metrics"]["Result Size"] for event in _task_ends(folder / "events"))
     return Cost(seconds, sum(driver.peaks.values()), results, driver.bytes_read)
 
@@ -108,7 +108,8 @@ def check_rows(folder: Path, changes: Changes) -> None:
         raise RuntimeError(f"the lake differs from the changes: {rows.num_rows:,} and {expected.num_rows:,} rows")
 
 
-def _write_definition(folder: Path, log: Path, way: Way) -> Path:
+def write_definition(folder: Path, log: Path, way: Way) -> Path:
+    """Write the definition of a pipeline from a log to a new lake in a folder, and return its path."""
     (folder / "events").mkdir(parents=True)
     spark: dict[str, Any] = {
         "master": way.master,
@@ -121,7 +122,7 @@ def _write_definition(folder: Path, log: Path, way: Way) -> Path:
         "name": "scale",
         "source": {"dsn": "postgresql://nobody@127.0.0.1/none"},
         "tables": [{"match": "shop.*"}],
-        "log": {"path": str(log)},
+        "log": {"path": str(log), "compact": {"every": "off"}},
         "sinks": [{"name": "lake", "type": "delta", "path": f"{folder}/lake/{{schema}}/{{table}}"}],
         "spark": spark,
         "catalog": {"url": f"sqlite:///{folder}/catalog.db"},
@@ -131,7 +132,8 @@ def _write_definition(folder: Path, log: Path, way: Way) -> Path:
     return path
 
 
-def _last_lines(folder: Path) -> str:
+def last_lines(folder: Path) -> str:
+    """Return the end of what the process of a folder has printed."""
     return (folder / "apply.out").read_text(errors="replace")[-2000:]
 
 
