@@ -73,6 +73,7 @@ pytest_plugins = [
     "tests.fixtures.brokers",
     "tests.fixtures.artemis",
     "tests.fixtures.aws",
+    "tests.fixtures.s3",  # before that of clusters, for the same reason
     "tests.fixtures.cluster",
     "tests.fixtures.kafka",
     "tests.fixtures.kafka_cluster",
@@ -84,7 +85,6 @@ pytest_plugins = [
     "tests.fixtures.pipeline",
     "tests.fixtures.process_logging",
     "tests.fixtures.pubsub",
-    "tests.fixtures.s3",
     "tests.fixtures.search_stores",
     "tests.fixtures.spark",
 ]
