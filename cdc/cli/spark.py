@@ -131,7 +131,8 @@ def submit(  # noqa: PLR0913, PLR0917 - one parameter per option
 
     The driver sends the code of cdc to the executors. The executors need Python and the packages that cdc depends on.
 
-    Tests run this command on Spark standalone with two workers. YARN, Kubernetes and Databricks were not run.
+    Each run of the tests applies a log by this command on Spark standalone with two workers. Slow tests also run
+    replay, compact and copy. YARN, Kubernetes and Databricks were not run.
     """
     import os
 
@@ -152,7 +153,8 @@ def print_(  # noqa: PLR0913, PLR0917 - one parameter per option
 ) -> None:
     """Print the command that `cdc spark submit` runs with the same options, quoted for a shell.
 
-    Tests run this command on Spark standalone with two workers. YARN, Kubernetes and Databricks were not run.
+    Each run of the tests runs such a command for apply on Spark standalone with two workers. YARN, Kubernetes and
+    Databricks were not run.
     """
     launcher = _launcher(python)
     echo_source(launcher.line(launcher.command(_job(config, verb_arguments, sink, trigger), master, context.args)))
