@@ -14,11 +14,12 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import functions as F
 
 from cdc.config import DeltaSinkDefinition, rule_of, table_settings
+from cdc.errors import DeltaJarMissing
 from cdc.log.computed_views import InputVersion
 from cdc.table import TableSchema
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN, column_name
 from pipelines.sinks.delta.settings import type_policy
-from pipelines.sinks.delta.spark_target import frame_at, frame_of
+from pipelines.sinks.delta.spark_target import frame_at, frame_of, has_file_system
 from pipelines.sinks.delta.target_layout import backticked
 from pipelines.types.typed_rows import typed_keys
 from pipelines.views.followed_inputs import FollowedInputs
@@ -73,7 +74,7 @@ class ViewInputs:
     def register(self, versions: Mapping[str, InputVersion], side: str) -> dict[str, str]:
         """Create a temporary view of each input; return topic → its name. side: distinguishes the cuts in names.
 
-        Raises InputRemoved.
+        Raises InputRemoved, and DeltaJarMissing if Spark has no file system for an input.
         """
         names = {}
         for number, (topic, version) in enumerate(sorted(versions.items())):
@@ -171,6 +172,12 @@ class ViewInputs:
 
     def _frame(self, version: InputVersion) -> DataFrame:
         if version not in self._frames:
+            if not has_file_system(self.session, version.target):
+                raise DeltaJarMissing(
+                    f"views read tables of sink {self._sink.name!r} by Spark, but it has no Hadoop file system for "
+                    f"target {version.target!r}",
+                    remedy="add hadoop-aws (or the package of the store) to spark.conf, and restart the apply process",
+                )
             rows = frame_at(self.session, version.target, version.version, [version.relation])
             self._frames[version] = rows.drop(*OWN_COLUMNS)
         return self._frames[version]

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
+from cdc.errors import DeltaJarMissing
 from cdc.log.computed_views import InputVersion
 from pipelines.views.needed_rows import RowsOfCuts
 from pipelines.views.view_inputs import InputRemoved, ViewInputs
@@ -28,6 +29,15 @@ def test_rows_that_the_driver_has_read_are_divided_into_cuts(spark: SparkSession
     assert (found[before["shop.b"]], found[after["shop.b"]]) == ([3], [])
     assert inputs.session.table(before["shop.a"]).columns == ["id"]
     assert are_few
+
+
+def test_a_table_in_a_bucket_that_spark_cannot_reach_is_refused_with_a_remedy(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    inputs = ViewInputs(spark.newSession(), OneTableLake(tmp_path).definition)
+    with pytest.raises(DeltaJarMissing, match="no Hadoop file system for target 's3://lake/shop/orders'") as raised:
+        inputs.register({"shop.orders": InputVersion("s3://lake/shop/orders", 1, 1)}, "a")
+    assert "hadoop-aws" in raised.value.fix
 
 
 @pytest.mark.slow
