@@ -206,6 +206,9 @@ def _replay_parser(verbs: Any) -> argparse.ArgumentParser:
 def _apply(arguments: argparse.Namespace) -> int:
     whole = load_definition(arguments.config)
     definition = _select_sinks(whole, arguments.sink, arguments.trigger)
+    runtime = import_module("pipelines.runtime.spark_session")
+    # the imports below take longer than a second
+    runtime.start_jvm_early(runtime.SparkSettings.of(definition, f"cdc-{definition.name}"))
     # imported late: verify does not need Spark, and apply does not need the modules of verify
     apply_process, new_sink_check = (
         import_module("pipelines.apply_process"),

@@ -6,9 +6,11 @@ import os
 import stat
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from shutil import which
+from threading import Thread
 from typing import Final, Self
 
 import pyspark
@@ -192,6 +194,27 @@ def check_prerequisites(settings: SparkSettings) -> None:
         else "Spark needs Java, but JAVA_HOME is not set and no 'java' is on the PATH",
         remedy="install Java 17 or later, or set JAVA_HOME in the environment of this process",
     )
+
+
+def start_jvm_early(settings: SparkSettings) -> Thread | None:
+    """Begin to start the JVM of a cluster's driver in another thread, while this process loads its other modules.
+
+    Return None with a local master, which may never need Spark, and under spark-submit, which has started the JVM.
+    Errors, and jars that must be downloaded, are left to `spark_session`.
+    """
+    if settings.local or _submitted():
+        return None
+    thread = Thread(target=_start_known_jvm, args=(settings,), name="early-jvm", daemon=True)
+    thread.start()
+    return thread
+
+
+def _start_known_jvm(settings: SparkSettings) -> None:
+    with suppress(SparkUnavailable, PySparkException, Py4JError, OSError):
+        check_prerequisites(settings)
+        if delta_jars(settings) and "spark.jars.packages" not in settings.conf:
+            _prepare_environment(settings)
+            _start_jvm(settings)
 
 
 def starts_on_demand(settings: SparkSettings) -> bool:

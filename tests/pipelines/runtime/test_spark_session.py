@@ -24,6 +24,7 @@ from pipelines.runtime.spark_session import (
     check_prerequisites,
     delta_jars,
     has_delta,
+    start_jvm_early,
     starts_on_demand,
 )
 from tests.fixtures import java
@@ -36,6 +37,17 @@ from pipelines.runtime.spark_session import SparkSettings, spark_session
 session = spark_session(SparkSettings(master="local[1]", delta_jars=tuple(sys.argv[1:]), download=False))
 print(session.delta, session.range(3).rdd.map(lambda n: n.id).sum())
 session.stop()
+"""
+EARLY = """
+import sys
+from pyspark import SparkContext
+from pipelines.runtime.spark_session import SparkSettings, start_jvm_early
+thread = start_jvm_early(
+    SparkSettings(master="spark://127.0.0.1:1", app_name="cdc-early", delta_jars=tuple(sys.argv[1:]))
+)
+thread.join()
+jvm = SparkContext._jvm
+print(jvm is not None, jvm.java.lang.System.getProperty("spark.app.name"))
 """
 
 
@@ -131,6 +143,31 @@ def test_a_session_starts_from_a_path_with_a_space_under_somebody_elses_spark_ho
         check=False,
     )
     assert done.stdout.split() == [str(bool(delta_jars(SparkSettings()))).encode(), b"3"], done.stderr
+
+
+def test_the_jvm_of_a_cluster_starts_before_anything_asks_for_a_session(tmp_path: Path) -> None:
+    (tmp_path / "delta.jar").touch()
+
+    done = subprocess.run(
+        [sys.executable, "-c", EARLY, str(tmp_path / "delta.jar")], capture_output=True, timeout=PATIENCE, check=False
+    )
+    assert done.stdout.split() == [b"True", b"cdc-early"], done.stderr
+
+
+@pytest.mark.parametrize("master", ["local[2]", "local"])
+def test_no_jvm_starts_early_where_spark_may_never_be_needed(master: str) -> None:
+    assert start_jvm_early(SparkSettings(master=master)) is None
+
+
+def test_an_error_of_an_early_jvm_is_left_to_the_session(tmp_path: Path) -> None:
+    settings = SparkSettings(master="yarn", delta_jars=(str(tmp_path / "none.jar"),))
+    thread = start_jvm_early(settings)
+    assert thread is not None
+    thread.join(PATIENCE)
+
+    assert not thread.is_alive()
+    with pytest.raises(SparkUnavailable, match=r"spark\.delta_jars is wrong"):
+        check_prerequisites(settings)
 
 
 def test_spark_waits_for_its_first_use_only_where_nothing_can_be_found_wrong_later(tmp_path: Path) -> None:
