@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc.errors import MissingBase, ValueNotRepresentable
 from cdc.position import Position
 from pipelines.folding.folded_parts import IMAGES, FoldedParts, Piece, piece_of_images
 from pipelines.folding.key_parts import from_ipc, split_by_part
@@ -74,18 +75,19 @@ class KeylessMerge:
     def find_deletes(self) -> None:
         """Find the rows to delete in the present version of the target, before the merge changes it.
 
-        Raises MissingBase if the target has too few equal rows, unless the merge is lenient. As in a small batch, an
-        added row that the target cannot represent is reported first.
+        Raises MissingBase if the target has too few equal rows, unless the merge is lenient; ValueNotRepresentable for
+        a value that does not fit its column. As in a small batch, one of an added row is reported first.
         """
         if not self.has_deletes:
             return
-        with raising_task_errors():
-            total = self._found.selectExpr("sum(missing) AS missing", "min(first) AS first").first()
-            is_missing = total is not None and total["missing"] and not self.is_lenient
-            if is_missing:
-                self._check_added()
-        if is_missing:
-            raise missing_rows(self.shape.schema.topic, total["missing"], Position(total["first"]))
+        try:
+            with raising_task_errors():
+                total = self._found.selectExpr("sum(missing) AS missing", "min(first) AS first").first()
+            if total is not None and total["missing"] and not self.is_lenient:
+                raise missing_rows(self.shape.schema.topic, total["missing"], Position(total["first"]))
+        except (ValueNotRepresentable, MissingBase):
+            self._check_added()
+            raise
 
     def write(self, marker: TxnMarker, writers: Writers) -> None:
         """Write the batch in one commit with the `txn` of `marker`, after `find_deletes`.
@@ -205,7 +207,8 @@ class KeylessMerge:
                 rows = sum(_added_rows(piece, shape).num_rows for piece in _tables(pieces))
                 yield pa.RecordBatch.from_pydict({"rows": [rows]})
 
-        self._net.mapInArrow(check, "rows long").selectExpr("sum(rows)").first()
+        with raising_task_errors():
+            self._net.mapInArrow(check, "rows long").selectExpr("sum(rows)").first()
 
     def _write_vectors(self, files: list[LiveFile]) -> list[NewVector]:
         """Let executors write deletion vectors without the rows to delete. files: the live files of the target."""

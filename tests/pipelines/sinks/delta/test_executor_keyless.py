@@ -198,11 +198,13 @@ def test_a_delete_without_an_equal_row_stops_the_table_as_on_the_driver(
     assert "deletes 15 rows that the target of table 'shop.table1' does not contain" in states[0]
 
 
-def test_of_two_faults_the_value_that_does_not_fit_is_reported_both_ways(
-    spark: SparkSession, tmp_path: Path, writer: LogWriter
+@pytest.mark.parametrize("deletes", ["absent rows", "a row that does not fit"])
+def test_of_two_faults_an_added_value_that_does_not_fit_is_reported_both_ways(
+    spark: SparkSession, tmp_path: Path, writer: LogWriter, deletes: str
 ) -> None:
     wrong = written(log_row(1, (301, 0), "c", after=image(1) | {1: "one"}))
-    append(writer, [deleted(300, range(30)), [wrong]])
+    unfit = written(log_row(1, (300, 0), "d", before=image(1) | {1: "two"}))
+    append(writer, [deleted(300, range(30)) if deletes == "absent rows" else [unfit], [wrong]])
     states = []
     for name, session in (("here", None), ("spark", spark)):
         with loop_in(tmp_path / name, tmp_path / "log", session) as loop:
@@ -210,7 +212,7 @@ def test_of_two_faults_the_value_that_does_not_fit_is_reported_both_ways(
                 loop(session, Position(end))
             states.append(state_of(loop))
     assert states[0] == states[1]
-    assert "CDC-3001" in states[0]
+    assert f"at position {Position(301)} cannot be represented" in states[0]
 
 
 @pytest.mark.parametrize("vectors", ["true", "false"])
