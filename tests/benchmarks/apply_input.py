@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from cdc.log.bucket_files import Root
 from cdc.log.disk_format import CommitInfo
-from cdc.log.writer import LogWriter, StagedFile
+from cdc.log.writer import LogWriter, SegmentLimits, StagedFile
 from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
 from cdc.table import Column, ReplicaIdentity, TableSchema
@@ -78,9 +78,9 @@ class Changes:
         """Of the transaction with that change."""
         return FIRST + change // self.transaction
 
-    def log(self, folder: Path, commit: int = COMMIT) -> Path:
+    def log(self, folder: Path, commit: int = COMMIT, limits: SegmentLimits = LIMITS) -> Path:
         """All of them as a change log. commit: changes of one commit, which has a file for every COMMIT changes."""
-        writer = new_log(folder)
+        writer = new_log(folder, limits)
         for first in range(0, len(self), commit):
             end = min(first + commit, len(self))
             files = [file for numbers in _slices(first, end, COMMIT) for file in writer.stage(self._images(numbers))]
@@ -94,15 +94,18 @@ class Changes:
 
     def rows(self, count: int) -> pa.Table:
         """Return the rows that the first `count` of them leave, in the order of their ids."""
+        final = self.final(count)
+        return final.rows(final.ids)
+
+    def final(self, count: int) -> FinalRows:
+        """Return what the first `count` of them leave."""
         numbers = np.arange(count)
         last = np.full(int(self.ids.max()) + 1, -1)
         note = last.copy()
         last[self.ids[:count]] = numbers  # of equal indexes numpy assigns the last one
         whole = ~self.partial[:count]
         note[self.ids[:count][whole]] = numbers[whole]
-        ids = np.flatnonzero((last >= 0) & ~np.append(self.gone, False)[last])
-        states, notes = _texts(last[ids])[0], _texts(note[ids])[1]
-        return pa.table({"id": ids, "amount": last[ids], "state": states, "note": notes})
+        return FinalRows(np.flatnonzero((last >= 0) & ~np.append(self.gone, False)[last]), last, note)
 
     def plain(self, folder: Path, start: int, count: int) -> Path:
         """Some of them as one Parquet file: typed columns, op and an order."""
@@ -144,7 +147,24 @@ class Changes:
         return pa.table(columns_of, names=LOG_SCHEMA.names).cast(LOG_SCHEMA)
 
 
-_PLAIN = {"ordinal": 0, "xid": 0, "committed_at": 0, "relation": RELATION, "partial": False}
+@dataclass(frozen=True, slots=True)
+class FinalRows:
+    """The rows that changes leave."""
+
+    ids: np.ndarray
+    """The ids of the rows, sorted."""
+    last: np.ndarray
+    """By id: the number of the last change."""
+    note: np.ndarray
+    """By id: the number of the change that set the note."""
+
+    def rows(self, ids: np.ndarray) -> pa.Table:
+        """Return the rows with these ids, in their order."""
+        states, notes = _texts(self.last[ids])[0], _texts(self.note[ids])[1]
+        return pa.table({"id": ids, "amount": self.last[ids], "state": states, "note": notes})
+
+
+_PLAIN = {"ordinal": 0, "xid": 0, "committed_at": STARTED, "relation": RELATION, "partial": False}
 
 
 def _after_a_delete(ids: np.ndarray, gone: np.ndarray) -> np.ndarray:
@@ -163,9 +183,9 @@ def _texts(numbers: np.ndarray) -> tuple[pa.Array, pa.Array]:
     return short, pa.compute.binary_join_element_wise(pa.array(noise).cast(pa.string()), short, short, "-")
 
 
-def new_log(folder: Root) -> LogWriter:
+def new_log(folder: Root, limits: SegmentLimits = LIMITS) -> LogWriter:
     """Begin the log of a folder with the schema of the table."""
-    writer = LogWriter.open(folder / "log", IDENTITY, LIMITS)
+    writer = LogWriter.open(folder / "log", IDENTITY, limits)
     said = {"position": FIRST - 1, "topic": TOPIC, "op": "s", "payload": ITEMS.to_json()}
     _commit(writer, writer.stage(_rows([{**dict.fromkeys(LOG_SCHEMA.names), **_PLAIN, **said}])), FIRST - 1)
     return writer

@@ -15,8 +15,8 @@ same time. Driver and master run on any core, so two workers share both with the
 bytes that its Python process read from files (`rchar` of the kernel, without those of a run over 1,000 changes, which
 are modules). It does not count what the driver sent to executors. The bytes of the batch are those of the log's files.
 
-`driver_mib` is the sum of the peaks of the driver's JVM and of its Python process (`VmHWM`), while one transaction has
-all changes, the heap is 512 MiB, and `spark.driver.maxResultSize` is 64 MiB.
+`driver_mib` is the sum of the peaks of the driver's JVM and of its Python process (`VmHWM`), while they apply what
+`scale_large.py` makes; the heap is 512 MiB, and `spark.driver.maxResultSize` is 64 MiB.
 """
 
 from __future__ import annotations
@@ -32,16 +32,17 @@ import numpy as np
 
 from cdc.config import EngineChoice
 from cdc.postgres.embedded_server import EmbeddedPostgres
-from tests.benchmarks import scale_copy, scale_driver, snapshot, workloads
+from tests.benchmarks import scale_copy, scale_driver, scale_large, snapshot, workloads
 from tests.benchmarks.apply_input import COMMIT, Changes
 from tests.benchmarks.figures import Figure
 from tests.benchmarks.peers import execute
 from tests.benchmarks.scale_copy import CopySetting
+from tests.benchmarks.scale_large import LargeRange
 from tests.benchmarks.scale_run import Cost, Way, apply_waiting, check_rows
 from tests.benchmarks.scale_running import seconds_to_publish_backlog
 from tests.fixtures.cluster import Cluster
 
-PARTS: Final = ("workers", "transaction", "entries", "copy")
+PARTS: Final = ("workers", "full", "partial", "compacted", "entries", "copy")
 CHANGES: Final = 20_000_000
 QUICK_CHANGES: Final = 200_000
 ROWS: Final = 50_000_000
@@ -65,8 +66,9 @@ def run(
         random = np.random.default_rng(seed)
         if "workers" in parts:
             _measure_workers(random, changes, figures)
-        if "transaction" in parts:
-            _measure_transaction(random, changes, figures)
+        for kind in scale_large.KINDS:
+            if kind.name in parts:
+                _measure_large(random, kind, kind.rows(changes), figures)
         if "entries" in parts:
             scale_driver.measure(figures)
     if "copy" in parts:
@@ -80,7 +82,8 @@ def _figures() -> dict[str, Figure]:
         "speedup_2_workers_running": Figure("ratio", at_least=1.6),
         "spark_vs_here": Figure("ratio", at_least=0.6),
         "driver_share": Figure("ratio", at_most=0.01),
-        "driver_mib": Figure("MiB", at_most=512 + 700),
+        **{f"driver_mib.{kind.name}": Figure("MiB", at_most=512 + 700) for kind in scale_large.KINDS},
+        **{f"seconds.{kind.name}": Figure("s") for kind in scale_large.KINDS},
         "seconds.workers_1": Figure("s"),
         "seconds.workers_2": Figure("s"),
         "seconds.running_1": Figure("s"),
@@ -142,14 +145,12 @@ def _cost_of_few(folder: Path) -> Cost:
     return cost
 
 
-def _measure_transaction(random: np.random.Generator, count: int, figures: dict[str, Figure]) -> None:
-    """Apply all changes as one transaction, with a small driver."""
+def _measure_large(random: np.random.Generator, kind: LargeRange, count: int, figures: dict[str, Figure]) -> None:
+    """Apply one range that cannot be divided, with a small driver."""
     with _folder() as folder, _cluster(2) as cluster:
-        changes = Changes.random(random, count // CHANGES_PER_KEY, count - count // CHANGES_PER_KEY, transaction=count)
-        log = changes.log(folder, commit=count)
-        cost = apply_waiting(folder / "run", log, Way(cluster.master, EngineChoice.AUTO))
-        check_rows(folder / "run", changes)
-    figures["driver_mib"].values.append(cost.driver_mib)
+        cost = kind.apply(folder, random, cluster.master, count)
+    figures[f"driver_mib.{kind.name}"].values.append(cost.driver_mib)
+    figures[f"seconds.{kind.name}"].values.append(cost.seconds)
 
 
 def _measure_copies(rows: int, runs: int, figures: dict[str, Figure]) -> None:

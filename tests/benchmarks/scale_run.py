@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 
 from cdc.config import EngineChoice
@@ -102,10 +103,16 @@ def apply_waiting(folder: Path, log: Path, way: Way) -> Cost:
 
 def check_rows(folder: Path, changes: Changes) -> None:
     """Raise RuntimeError if the lake of a folder does not have exactly the rows that all changes leave."""
-    expected = changes.rows(len(changes))
-    rows = pa.table(read_target(f"{folder}/lake/shop/items")).select(expected.column_names)
-    if not rows.cast(expected.schema).sort_by("id").equals(expected):
-        raise RuntimeError(f"the lake differs from the changes: {rows.num_rows:,} and {expected.num_rows:,} rows")
+    final = changes.final(len(changes))
+    ids: list[np.ndarray] = []
+    for batch in read_target(f"{folder}/lake/shop/items"):
+        ids.append(batch["id"].to_numpy())
+        expected = final.rows(ids[-1])
+        if not pa.table(batch).select(expected.column_names).cast(expected.schema).equals(expected):
+            raise RuntimeError(f"the lake differs from the changes in one of {batch.num_rows:,} rows")
+    present = np.sort(np.concatenate([np.empty(0, np.int64), *ids]))
+    if not np.array_equal(present, final.ids):
+        raise RuntimeError(f"the lake differs from the changes: {len(present):,} and {len(final.ids):,} rows")
 
 
 def write_definition(folder: Path, log: Path, way: Way) -> Path:
