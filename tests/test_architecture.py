@@ -103,7 +103,7 @@ TO_DRIVER = re.compile(r"\.(?:collect|toArrow|toLocalIterator|toPandas)\(")
 """Calls that bring what Spark's executors have to the driver."""
 BROUGHT_TO_DRIVER = {
     "pipelines/compaction/run_writer.py": "names, sizes and statistics of files",
-    "pipelines/folding/executor_fold.py": "control rows, MAX_MOVES keys, and numbers of rows by table",
+    "pipelines/folding/executor_fold.py": "control rows, MAX_MOVES keys, and numbers of rows by part and table",
     "pipelines/folding/folded_parts.py": "rows whose number or bytes the caller limits, or one partition at a time",
     "pipelines/folding/spark_fold.py": "one partition at a time, for a replay",
     "pipelines/range_folder.py": "small tables, and tables that the sink takes only on the driver",

@@ -6,13 +6,13 @@
    partial images, a group keeps only the latest row of each key.
 3. One task for each part folds its rows with `fold`, the specification. So the result is that of the driver's fold.
    Changes of tables with history are not folded: a part has every change of its keys.
-4. The folded rows stay on the executors' disks as `FoldedParts`. The driver gets their numbers by table.
+4. The folded rows stay on the executors' disks as `FoldedParts`. The driver gets the numbers of rows of each piece.
 
 Partial images that move rows to other keys connect the keys, and connected keys are in one part. The driver needs
 these keys for that. With more than MAX_MOVES of them, `spark_fold` folds the range instead. The changes of tables with
 history are then divided separately, or each such table is in one part if it has too many of these keys itself.
 
-So the driver gets control rows, at most MAX_MOVES moved keys, and numbers: no row images.
+So the driver gets control rows, at most MAX_MOVES moved keys, and numbers of pieces: no row images.
 """
 
 from __future__ import annotations
@@ -35,7 +35,14 @@ from cdc.log_row import LOG_SCHEMA, ROW_OPERATIONS, Operation
 from cdc.position import Position
 from pipelines.folding.fences_and_statistics import Fence, add_fences, addressed_to, fence_rows, is_fenced
 from pipelines.folding.fold import FOLDED_ARROW, filter_rows, latest_per_key, split_keyless
-from pipelines.folding.folded_parts import PIECES, FoldedParts, FoldedTable, collect_images, pieces_of
+from pipelines.folding.folded_parts import (
+    PIECES,
+    FoldedParts,
+    FoldedTable,
+    collect_images,
+    pieces_of,
+    sum_by_table,
+)
 from pipelines.folding.history_changes import fold_with_history, is_late, single_changes
 from pipelines.folding.key_parts import (
     MOVE_SCHEMA,
@@ -229,13 +236,11 @@ class ExecutorFold:
     def store(self, pieces: DataFrame) -> list[FoldedTable]:
         """Store a frame with the columns PIECES on the executors; return its numbers by table."""
         from pyspark import StorageLevel
-        from pyspark.sql import functions as F
 
         stored = pieces.persist(StorageLevel.DISK_ONLY)
         self._stored.append(stored)
-        sums = [F.sum(name).alias(name) for name in ("rows", "keys", "size", "incomplete", "keyless")]
-        median = F.percentile("committed_at", F.lit(0.5), F.col("rows")).cast("long").alias("committed_at")
-        return [FoldedTable(**row.asDict()) for row in stored.groupBy("relation").agg(*sums, median).collect()]
+        # Spark would need another stage to add up these few rows, and code for it in every JVM: a second at first
+        return sum_by_table(row.asDict() for row in stored.drop("part", "images").collect())
 
     def parts_of(self, table: FoldedTable) -> FoldedParts:
         """Return the folded rows of a table, which stay on the executors."""

@@ -8,11 +8,13 @@ disks. Spark computes a piece again, from the files of the log, if its executor 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, starmap
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -154,6 +156,30 @@ class FoldedParts:
                 yield pa.RecordBatch.from_pydict({"part": pa.array([part], pa.int32())})
 
         return self.map_pieces(select, "part int").first() is not None
+
+
+def sum_by_table(pieces: Iterable[Mapping[str, int]]) -> list[FoldedTable]:
+    """Return the sizes of each table, in the order of the relations.
+
+    pieces: rows of a frame with the columns PIECES, without `part` and `images`.
+    """
+    by_relation: defaultdict[int, list[Mapping[str, int]]] = defaultdict(list)
+    for piece in pieces:
+        by_relation[piece["relation"]].append(piece)
+    return [
+        FoldedTable(
+            relation=relation,
+            committed_at=_median(sorted((piece["committed_at"], piece["rows"]) for piece in own)),
+            **{name: sum(piece[name] for piece in own) for name in ("rows", "keys", "size", "incomplete", "keyless")},
+        )
+        for relation, own in sorted(by_relation.items())
+    ]
+
+
+def _median(weighted: Sequence[tuple[int, int]]) -> int:
+    """Return the median of sorted pairs (value, number of rows with it)."""
+    reached = np.cumsum([rows for _, rows in weighted])
+    return weighted[int(np.searchsorted(reached, reached[-1] / 2))][0]
 
 
 def first_images(pieces: DataFrame, limit: int) -> pa.Table:

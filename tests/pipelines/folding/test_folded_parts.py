@@ -14,6 +14,7 @@ from pipelines.folding.folded_parts import (
     divide_in_steps,
     piece_of_images,
     pieces_of,
+    sum_by_table,
 )
 from pipelines.folding.history_changes import fold_with_history
 from pipelines.folding.key_parts import from_ipc
@@ -29,6 +30,20 @@ def folded_parts(spark: SparkSession, rows: list[Row], *, history: bool = False)
     own = [row for row in pieces.to_pylist() if row["relation"] == 1]
     sizes = {name: sum(row[name] for row in own) for name in ("rows", "keys", "size", "incomplete", "keyless")}
     return FoldedParts(spark.createDataFrame(pieces), FoldedTable(1, committed_at=0, **sizes), 1)
+
+
+def test_the_sizes_of_a_table_are_those_of_its_pieces_and_the_median_counts_rows() -> None:
+    def piece(relation: int, rows: int, committed_at: int) -> dict[str, int]:
+        numbers = {"keys": rows - 1, "size": rows * 10, "incomplete": 1, "keyless": 0}
+        return {"relation": relation, "rows": rows, "committed_at": committed_at, **numbers}
+
+    pieces = [piece(7, 3, 500), piece(2, 5, 40), piece(7, 9, 100), piece(7, 4, 900)]
+
+    assert sum_by_table(pieces) == [
+        FoldedTable(relation=2, rows=5, keys=4, size=50, incomplete=1, keyless=0, committed_at=40),
+        FoldedTable(relation=7, rows=16, keys=13, size=160, incomplete=3, keyless=0, committed_at=100),
+    ]
+    assert sum_by_table([]) == []
 
 
 def keys_of(rows: pa.Table) -> list[str]:
