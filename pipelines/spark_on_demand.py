@@ -16,7 +16,7 @@ import structlog
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
-from cdc.config import Definition
+from cdc.config import Definition, EngineChoice
 from cdc.errors import SparkUnavailable
 from cdc.thread_priority import lower_thread_priority
 from pipelines.runtime.spark_session import SparkSettings, check_prerequisites, spark_session, starts_on_demand
@@ -48,13 +48,16 @@ class SparkOnDemand:
 
         On this machine the thread and the session get a lower priority, so the executor should do nothing else.
         Raises SparkUnavailable if Java or a jar is missing. The session starts at once if the master is a cluster,
-        because the operator should see its errors at once, or if Delta's jars must be downloaded.
+        because the operator should see its errors at once, if Delta's jars must be downloaded, or if the definition
+        gives Spark every batch.
         """
         settings = SparkSettings.of(definition, f"cdc-{definition.name}")
         check_prerequisites(settings)
         spark = cls(lambda: thread.submit(_start_session, settings, definition))
         if not starts_on_demand(settings):
             spark.request("the master is not local, or the jars of Delta must be downloaded")
+        elif definition.spark.engine is EngineChoice.SPARK:
+            spark.request("spark.engine is spark")
         return spark
 
     @property

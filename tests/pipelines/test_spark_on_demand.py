@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from cdc.config import EngineChoice, load_definition
 from cdc.errors import SparkUnavailable
 from pipelines.spark_on_demand import SparkOnDemand
 
@@ -26,6 +28,33 @@ class Start:
 
     def stop(self) -> None:
         self.stopped += 1
+
+
+class WaitingThread(Executor):
+    """A thread that begins nothing; counts what it is given."""
+
+    def __init__(self) -> None:
+        self.given = 0
+
+    def submit(self, *_arguments: Any, **_named: Any) -> Future[Any]:
+        self.given += 1
+        return Future()
+
+
+@pytest.mark.parametrize("engine", EngineChoice)
+def test_the_session_starts_at_once_if_it_gets_every_batch(tmp_path: Path, engine: EngineChoice) -> None:
+    jar, path = tmp_path / "delta.jar", tmp_path / "shop.yaml"
+    jar.touch()
+    path.write_text(
+        "name: shop\nsource: {dsn: 'postgresql://nobody@127.0.0.1:1/nowhere'}\ntables: [{match: shop.*}]\n"
+        f"log: {{path: '{tmp_path}/log'}}\nsinks: [{{type: delta, name: lake, path: '{tmp_path}/lake/{{table}}'}}]\n"
+        f"spark: {{engine: {engine}, delta_jars: ['{jar}']}}\n"
+    )
+    thread = WaitingThread()
+    spark = SparkOnDemand.of(load_definition(path), thread)
+    assert thread.given == (engine is EngineChoice.SPARK)
+    spark.request("a large range")
+    assert thread.given == 1
 
 
 def test_nothing_starts_before_a_request_and_nothing_is_stopped() -> None:
