@@ -295,6 +295,12 @@ ENGINE_ROWS: Final = Metric(
     "rows merged into the sink after the fold, by what applied them: here or spark",
     (*_SINK, "engine"),
 )
+ENGINE_SECONDS: Final = Metric(
+    "cdc_sink_engine_seconds_total",
+    Kind.COUNTER,
+    "duration of the batches from fold to publish, by what applied them: here or spark",
+    (*_SINK, "engine"),
+)
 SINK_IN_SPARK: Final = Metric(
     "cdc_sink_in_spark", Kind.GAUGE, "1 if Spark applied the sink's last batch, 0 if the apply process did", _SINK
 )

@@ -225,7 +225,7 @@ class SinkLoop:
         )
         self._publish(records, boundary, batch)
         self.batch_seconds, self.batch_tables = time.monotonic() - self.batch_began, len(affected)
-        self._progress.record_duration(self.batch_seconds)
+        self._progress.record_duration(self.batch_seconds, self.last_engine)
 
     def _apply_table(self, relation: int, batch: FoldedBatch, upto: int) -> TableRecord:
         controls = batch.controls.get(relation, ControlEvents())

@@ -156,11 +156,16 @@ class SinkFigures:
         with self._lock:
             return self._dead_letters
 
-    def record_duration(self, seconds: float) -> None:
-        """Record the duration of a batch, the bytes that it rewrote, and the resulting delay of the next batch."""
+    def record_duration(self, seconds: float, engine: str | None = None) -> None:
+        """Record the duration of a batch, the bytes that it rewrote, and the resulting delay of the next batch.
+
+        engine: what applied it, `here` or `spark`.
+        """
         labels = self._pipeline, self.sink
         self._figures.set(metrics.APPLY_SECONDS, seconds, *labels)
         self._figures.observe(metrics.APPLY_DURATION, seconds, *labels)
+        if engine is not None:
+            self._figures.add(metrics.ENGINE_SECONDS, seconds, *labels, engine)
         for table, commits in {} if self.external_commits is None else self.external_commits.pop_counts().items():
             self._figures.add(metrics.FOREIGN_COMMITS, commits, *labels, table)
         for table, count in {} if self.nulled is None else self.nulled.pop_counts().items():

@@ -103,18 +103,20 @@ def test_a_sink_that_needs_spark_says_so_until_its_first_batch(progress: SinkFig
     assert told == [None, "waits for Spark", f"waits for Spark: {no_core}", here, None]
 
 
-def test_batches_and_rows_are_counted_by_the_engine_that_applied_them(clock: Clock) -> None:
+def test_batches_rows_and_seconds_are_counted_by_the_engine_that_applied_them(clock: Clock) -> None:
     figures = metrics.Metrics()
     progress = SinkFigures("shop", "lake", figures, clock)
     progress.record_published(record(6, 999.0), lag=None, rows={})  # read when the sink was opened
     for position, engine in ((7, "here"), (8, "spark"), (9, "spark")):
         progress.record_published(record(position, 999.0), lag=0.4, rows={1: 3, 2: 1}, engine=engine)
+        progress.record_duration(position / 2, engine)
 
     def counted(metric: metrics.Metric) -> list[float | None]:
         return [figures.value(metric, "shop", "lake", engine) for engine in ("here", "spark")]
 
     assert counted(metrics.ENGINE_BATCHES) == [1, 2]
     assert counted(metrics.ENGINE_ROWS) == [4, 8]
+    assert counted(metrics.ENGINE_SECONDS) == [3.5, 8.5]
     assert figures.value(metrics.SINK_IN_SPARK, "shop", "lake") == 1.0
 
 
