@@ -20,6 +20,8 @@ class LakeQueries:
 
     workspace: Workspace
     name: str
+    pipeline: str = PIPELINE
+    """The pipeline in whose definition the sink is."""
 
     @property
     def lake(self) -> Lake:
@@ -39,5 +41,5 @@ class LakeQueries:
 
     def has_reached(self, catalog: Catalog, lsn: Lsn) -> bool:
         """Return True if the sink has applied all transactions that committed up to the LSN."""
-        position = next((sink.position for sink in catalog.sinks.ls(PIPELINE) if sink.sink == self.name), 0)
+        position = next((sink.position for sink in catalog.sinks.ls(self.pipeline) if sink.sink == self.name), 0)
         return Position(position).lsn >= lsn

@@ -11,6 +11,7 @@ from threading import Event
 from typing import Final
 
 from cdc.catalog import Catalog
+from cdc.demo.executor_step import ExecutorStep
 from cdc.demo.pipeline_observer import LAKE, SEARCH, Freshness, PipelineProbe, PipelineSnapshot
 from cdc.demo.processes import DemoProcesses
 from cdc.demo.query_runner import LakeQueries
@@ -92,16 +93,17 @@ class LivePhase:
         if not self._wait_for_log():
             return self.report
         workload = self._start_workload()
-        try:
-            self._watch_workload(workload)
-        finally:
-            counters = workload.stop()
-        self.report.changes, self._is_altered = counters.changes, counters.altered
-        self._drain()
-        if self.context.settings.spark:
-            self._run_closing_steps()
-        else:
-            self._verify()
+        with ExecutorStep(self._lake, self.context.screen, self.context.dsn) as executors:
+            try:
+                self._watch_workload(workload, executors)
+            finally:
+                counters = workload.stop()
+            self.report.changes, self._is_altered = counters.changes, counters.altered
+            self._drain()
+            if self.context.settings.spark:
+                self._run_closing_steps(executors)
+            else:
+                self._verify()
         return self.report
 
     def _announce_processes(self) -> None:
@@ -110,8 +112,9 @@ class LivePhase:
         if not settings.spark:
             return
         screen.doing(
-            "spark",
-            f"session 4.2.0 local[2] starts in its own process   tail -f {display_path(workspace.output('apply'))}",
+            "apply",
+            "a process applies the log to the sinks, and starts Spark only for what does not fit it   "
+            f"tail -f {display_path(workspace.output('apply'))}",
         )
         if not settings.jars:
             screen.doing(
@@ -163,7 +166,7 @@ class LivePhase:
         )
         return workload
 
-    def _watch_workload(self, workload: Workload) -> None:
+    def _watch_workload(self, workload: Workload, executors: ExecutorStep) -> None:
         """Print the lags of the sinks until the demo is stopped or its seconds are over.
 
         During this time the tour (the steps of StepSequence) runs once.
@@ -172,7 +175,7 @@ class LivePhase:
         began, snapshot = screen.seconds, None
         while not self.stop.wait(POLL_INTERVAL if self._is_waiting else SLOW_POLL_INTERVAL):
             if screen.seconds - began >= (TOUR_AFTER if seconds is None else seconds) and not self.report.tour:
-                self._run_tour()
+                self._run_tour(executors)
                 if seconds is not None:
                     return
             counters = workload.counters
@@ -189,7 +192,7 @@ class LivePhase:
                 self._lag_line_at = screen.seconds
                 screen.update(self._lag_line(snapshot, counters.changes))
 
-    def _run_tour(self) -> None:
+    def _run_tour(self, executors: ExecutorStep) -> None:
         if not self.context.settings.spark:
             return
         if self._is_waiting:
@@ -197,29 +200,30 @@ class LivePhase:
                 "tour", "skipped: not every sink has rows yet; run the demo with a higher --seconds N"
             )
         else:
+            executors.start()  # Spark starts meanwhile
             self.report.tour = StepSequence(self._time_travel, self.stop).run()
 
     @property
-    def _time_travel(self) -> TimeTravelStep:
-        return TimeTravelStep(
-            LakeQueries(self.context.workspace, LAKE), self.context.screen, self._position_before, self._is_altered
-        )
+    def _lake(self) -> LakeQueries:
+        return LakeQueries(self.context.workspace, LAKE)
 
-    def _run_closing_steps(self) -> None:
+    @property
+    def _time_travel(self) -> TimeTravelStep:
+        return TimeTravelStep(self._lake, self.context.screen, self._position_before, self._is_altered)
+
+    def _run_closing_steps(self, executors: ExecutorStep) -> None:
         """Run the steps that would slow down the sinks during the workload, and then verify the sinks."""
-        context, closing = self.context, self.report.closing
-        queries = LakeQueries(context.workspace, LAKE)
+        context, closing, queries = self.context, self.report.closing, self._lake
         if not self.report.tour:
             closing += self._time_travel.run()
-        with (
-            Catalog.open(context.workspace.catalog_url) as catalog,
-            HistorySinkStep(queries, context.screen, context.dsn, catalog) as history,
-        ):
-            closing += DeadLetterStep(queries, context.screen, context.dsn, catalog).run()
-            versions = history.run()
-            closing += versions
-            # verify the other sinks even if the history sink failed
-            self._verify(() if all(step.equal for step in versions) else context.settings.sinks)
+        with Catalog.open(context.workspace.catalog_url) as catalog:
+            closing += executors.run(catalog)
+            with HistorySinkStep(queries, context.screen, context.dsn, catalog) as history:
+                closing += DeadLetterStep(queries, context.screen, context.dsn, catalog).run()
+                versions = history.run()
+                closing += versions
+                # verify the other sinks even if the history sink failed
+                self._verify(() if all(step.equal for step in versions) else context.settings.sinks)
 
     @property
     def _rows_of(self) -> dict[str, str]:
@@ -297,7 +301,7 @@ class LivePhase:
             "search_p50_ms": self._freshness.p50_ms(SEARCH),
         }
         if settings.spark:
-            screen.doing("verify", "comparing every row of every target with its source, in a separate Spark session")
+            screen.doing("verify", "comparing every row of every target with its source, in a process of its own")
             report.tables = verify(self.context.workspace, sinks)
         elif (log := self.probe.log) is not None:
             report.tables = compare_log(self.context.dsn, log)

@@ -26,7 +26,7 @@ from cdc.postgres.connection import connect
 from cdc.table import TableSchema
 
 VERIFY_SECONDS: Final = 180.0
-"""Maximum seconds for a verification in a separate Spark session on two busy cores."""
+"""Maximum seconds for a verification on two busy cores, also if it starts Spark."""
 _REMOVE_ALL: Final = frozenset({Operation.TRUNCATE.value, Operation.GENERATION.value})
 
 LiveKeys = dict[int, dict[tuple[str | None, ...], int]]

@@ -22,6 +22,10 @@ _HISTORY_PLACEHOLDER: Final = "# the demo adds the history sink here after the w
 """Comment in the definition file that the history sink replaces."""
 DOCUMENTS, MARTS = "documents", "marts"
 """Names of the sinks of views."""
+BACKLOG: Final = "backlog"
+"""Name of the sink that Spark's executors fill."""
+BACKLOG_PIPELINE: Final = "shop_executors"
+"""Name of the pipeline in the definition of that sink, so that its apply process reports under a name of its own."""
 _LAST_PORT: Final = 65_535
 
 
@@ -56,6 +60,30 @@ class Workspace:
         values = {"state": str(self.state)}
         added = Template(script_text("history.yaml")).substitute(values).rstrip()
         self.definition.write_text(self.definition.read_text().replace(_HISTORY_PLACEHOLDER, added))
+
+    def define_backlog(self) -> Path:
+        """Write a definition with only the sink BACKLOG and `spark.engine: spark`; return its path.
+
+        Its log is that of the workspace, under a path that exists after `offer_log`.
+        """
+        sink = Template(script_text("backlog.yaml")).substitute({"state": str(self.state)}).rstrip()
+        head, _, rest = self.definition.read_text().partition("sinks:\n")
+        _, _, tail = rest.partition("\nspark:\n")
+        spark = script_text("backlog_spark.yaml")
+        path = self.state / "executors.yaml"
+        head = head.replace("name: shop\n", f"name: {BACKLOG_PIPELINE}\n", 1)
+        head = head.replace(f'path: "{self.log}"', f'path: "{self._offered_log}"', 1)
+        # the apply process of the demo compacts the log
+        path.write_text(f"{head}  compact: {{every: off}}\nsinks:\n{sink}\nspark:\n{spark}{tail}")
+        return path
+
+    def offer_log(self) -> None:
+        """Let the apply process of the sink BACKLOG find the log, for which it waits."""
+        self._offered_log.symlink_to(self.log)
+
+    @property
+    def _offered_log(self) -> Path:
+        return self.state / "offered_log"
 
     @property
     def _view_sinks(self) -> tuple[dict[str, Any], ...]:

@@ -23,6 +23,10 @@ def test_the_demo_copies_back_replays_and_proves_every_target_equal(folder: Path
     shown = {step["name"]: step for step in envelope["result"]["tour"]}
     assert list(shown) == ["cut", "column", "backfill", "replay"], ended.errors
     assert all(step["equal"] and step["rows"] > 0 for step in shown.values()), ended.errors
+    by_spark = next(step for step in envelope["result"]["closing"] if step["name"] == "executors")
+    assert by_spark["equal"], ended.errors
+    assert by_spark["facts"]["changes"] > 0
+    assert "Spark read and folded the backlog of a new sink" in ended.errors
     assert envelope["result"]["tables"]
     assert all(table["equal"] for table in envelope["result"]["tables"])
     assert list(folder.iterdir()) == []
