@@ -75,12 +75,12 @@ def test_a_lake_in_a_bucket_is_written_by_executors_also_after_a_driver_that_die
 ) -> None:
     give_access(spark, monkeypatch, s3)
     lake = str(s3.root())
-    with loop_in(log.parent / "lake", log, spark, rules=rules, lake=lake) as loop:
-        loop(spark, Position(100))
-    monkeypatch.setenv(VARIABLE, "before_publish:1:abandon")
-    with loop_in(log.parent / "lake", log, spark, rules=rules, lake=lake) as dying, pytest.raises(Abandoned):
-        dying(spark, Position(200))
-    monkeypatch.delenv(VARIABLE)
+    with loop_in(log.parent / "lake", log, spark, rules=rules, lake=lake) as dying:
+        dying(spark, Position(100))
+        monkeypatch.setenv(VARIABLE, "before_publish:1:abandon")
+        with pytest.raises(Abandoned):
+            dying(spark, Position(200))
+        monkeypatch.delenv(VARIABLE)
     with loop_in(log.parent / "lake", log, spark, rules=rules, lake=lake) as loop:
         loop(spark, Position(300))  # a longer range than that of the dead driver
         assert state_of(loop) == expected_after(log.parent, log, 100, 300, rules=rules)
