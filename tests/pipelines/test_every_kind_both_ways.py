@@ -133,7 +133,7 @@ class Lake:
             (topic, position, kept, None if topic in failed else reason, *rest)
             for topic, position, kept, reason, *rest in state["records"]
         ]
-        letters = [letter for letter in state["dead letters"] if letter.topic not in failed]
+        letters = [replace(letter, complete=True) for letter in state["dead letters"] if letter.topic not in failed]
         return {**state, "records": records, "dead letters": letters}
 
 
