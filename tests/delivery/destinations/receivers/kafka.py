@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Any, Final
 
 import pytest
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from cdc.config.destinations import KafkaDelivery
@@ -99,14 +99,19 @@ def delete_topic(server: str, topic: str) -> None:
 
 
 def _has_open_transaction(server: str, parts: Collection[TopicPartition]) -> bool:
-    """Whether a partition has messages that are neither committed nor aborted."""
+    """Whether a partition has messages that are neither committed nor aborted, or has no leader yet."""
     if not parts:
         return False
     admin, latest = admin_client(server), dict.fromkeys(parts, OffsetSpec.latest())
-    ends = [
-        [answer.result().offset for answer in admin.list_offsets(latest, isolation_level=level).values()]
-        for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
-    ]
+    try:
+        ends = [
+            [answer.result().offset for answer in admin.list_offsets(latest, isolation_level=level).values()]
+            for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
+        ]
+    except KafkaException as exc:
+        if exc.args[0].code() != KafkaError.NOT_LEADER_FOR_PARTITION:
+            raise
+        return True
     return ends[0] != ends[1]
 
 
