@@ -1,12 +1,16 @@
-"""Random changes, dead drivers, lost answers, late requests and a killed server: documents end as the rows.
+"""Random changes, killed drivers, lost answers, late requests and a killed server: documents end as the rows.
 
-The server forgets deleted documents at once or after a second, and every batch is applied twice.
+A driver that dies is a process of its own, killed by SIGKILL at one of the failpoints of the sink. The server forgets
+deleted documents at once or after a second, and every batch is applied twice.
 """
 
 from __future__ import annotations
 
+import pickle
+import signal
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from random import Random
 from threading import Event, Thread
 
@@ -14,11 +18,13 @@ import pytest
 
 from cdc.config import SearchSinkDefinition
 from cdc.errors import MissingBase, SinkUnavailable
-from cdc.stores.published_record import Published
+from cdc.failpoint import VARIABLE
 from cdc.stores.search_server.reader import SearchServerReader
 from pipelines.sinks.search_server.sink import SearchServerSink
 from tests.contracts.histories import TABLE, Table, batch, ours
 from tests.contracts.stories import log
+from tests.faults.torture_driver import FAILPOINTS, LOG, apply_range
+from tests.fixtures import forked
 from tests.fixtures.http_relay import CutAnswer, HttpRelay, LoseAnswer
 from tests.fixtures.opensearch import OpenSearchServer, SharedOpenSearch
 from tests.fixtures.search_sinks import search_sink
@@ -32,8 +38,12 @@ TOPIC = TABLE.topic
 class Torture:
     """Drivers that apply one log to one sink in random batches, and die."""
 
-    def __init__(self, find: SearchSinkDefinition, rows: list[Row], random: Random) -> None:
-        self._find, self._rows, self._random = find, rows, random
+    def __init__(self, find: SearchSinkDefinition, rows: list[Row], random: Random, folder: Path) -> None:
+        self._find, self._rows, self._random, self._folder = find, rows, random, folder
+        self.kills: list[str] = []
+        """The failpoints at which a driver was killed."""
+        self._published = 0
+        (folder / "rows").write_bytes(pickle.dumps(rows))
         self._late = self._opened()
         """A driver that was replaced long ago, and that does not know it."""
         self.sink = self._opened()
@@ -45,7 +55,10 @@ class Torture:
         while after < ends[-1]:
             later = [end for end in ends if end > after][:8]
             if self._random.random() < 0.4:
-                self._die(after, self._random.choice(later))
+                self._kill_a_driver(after, self._random.choice(later))
+                if self._published > after:  # killed after its commit, so the next driver goes on from there
+                    after = self._published
+                    continue
             upto = self._random.choice(later)
             self._apply(after, upto)
             done.append((after, upto))
@@ -57,21 +70,25 @@ class Torture:
         while True:
             sink = SearchServerSink(self._find)
             with suppress(SinkUnavailable):
-                sink.open("log-1")
+                record = sink.open(LOG)
+                self._published = 0 if record is None else record.position
                 return sink
 
     def _apply(self, after: int, upto: int) -> None:
         while True:
             with suppress(SinkUnavailable):  # the loop of the apply process tries again as well
-                record = [self.sink.apply(batch(self._rows, after, upto, every=False)) for _ in range(2)][-1]
-                self.sink.publish(Published(upto, 0, {record.relation: record}))
+                apply_range(self.sink, self._rows, after, upto)
                 return
             self.sink = self._opened()
 
-    def _die(self, after: int, upto: int) -> None:
-        with suppress(SinkUnavailable):
-            self.sink.apply(batch(self._rows, after, upto, every=False))
-        self.sink.close()
+    def _kill_a_driver(self, after: int, upto: int) -> None:
+        """Let another driver apply a range, in a process that is killed; it ends by itself if its range has no rows."""
+        failpoint, file = self._random.choice(FAILPOINTS), self._folder / "rows"
+        driver = ("tests.faults.torture_driver", self._find.model_dump_json(exclude_unset=True), file, after, upto)
+        died = forked.run(*driver, environment={VARIABLE: failpoint})
+        assert died.status in {0, -signal.SIGKILL}, died.errors
+        if died.status:
+            self.kills.append(failpoint)
         self.sink = self._opened()
 
     def _apply_late(self, after: int, upto: int) -> None:
@@ -106,17 +123,23 @@ def lossy(opensearch, opensearch_relay: HttpRelay) -> Iterator[SearchSinkDefinit
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 30))])
-def test_any_batches_with_lost_answers_and_late_requests_give_the_rows(lossy: SearchSinkDefinition, seed: int):
+def test_any_batches_with_lost_answers_and_late_requests_give_the_rows(
+    lossy: SearchSinkDefinition, tmp_path: Path, seed: int
+):
     random = Random(seed)
     rows = log(random, 20 if seed == 0 else 60)
-    Torture(lossy, rows, random).run()
+    torture = Torture(lossy, rows, random, tmp_path)
+    torture.run()
 
+    assert torture.kills, "no driver was killed"
     assert found(lossy) == expected(rows)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
-def test_a_server_that_is_killed_at_random_moments_keeps_the_rows(own_opensearch: OpenSearchServer, seed: int):
+def test_a_server_that_is_killed_at_random_moments_keeps_the_rows(
+    own_opensearch: OpenSearchServer, tmp_path: Path, seed: int
+):
     random = Random(f"killed {seed}")
     rows = log(random, 100)
     with HttpRelay(own_opensearch.url, seed) as relay:
@@ -130,7 +153,7 @@ def test_a_server_that_is_killed_at_random_moments_keeps_the_rows(own_opensearch
                 own_opensearch.restart()
 
         killing = Thread(target=kill)
-        torture = Torture(find, rows, Random(seed))
+        torture = Torture(find, rows, Random(seed), tmp_path)
         killing.start()
         try:
             torture.run()
