@@ -11,8 +11,7 @@ from cdc.postgres.embedded_server import EmbeddedPostgres
 from tests.benchmarks import workloads
 from tests.benchmarks.cost_pipeline import Pipeline
 from tests.benchmarks.figures import Figure
-from tests.benchmarks.peers import execute, until
-from tests.benchmarks.snapshot import SETTINGS
+from tests.benchmarks.peers import SOURCE_SETTINGS, execute, until
 
 TABLES: Final = 1_000
 QUICK_TABLES: Final = 200
@@ -44,7 +43,7 @@ def measure(folder: Path, found: dict[str, Figure], *, quick: bool) -> None:
     """Run a pipeline over the tables, and add one value to each figure."""
     tables = QUICK_TABLES if quick else TABLES
     work = workloads.ticking(tables, ROWS)
-    with EmbeddedPostgres(folder / "postgres", version=18, settings=SETTINGS, tcp=True) as server:
+    with EmbeddedPostgres(folder / "postgres", version=18, settings=SOURCE_SETTINGS, tcp=True) as server:
         pipeline = Pipeline(server.dsn(), folder / "cdc", work)
         with pipeline.running(tables, idle_after=IDLE_AFTER):
             values = pipeline.first_copy_seconds, _one_change(pipeline, work.schema), _fifty(pipeline, work.schema)

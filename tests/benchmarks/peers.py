@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import signal
@@ -17,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from threading import Event
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from cdc.log.disk_format import CHANGES
 from cdc.log.reader import LogReader
@@ -27,6 +28,8 @@ from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.table import TableState
 
+SOURCE_SETTINGS: Final = {"wal_level": "logical", "fsync": "on", "full_page_writes": "on", "jit": "on"}
+"""Settings of a source: the defaults of Postgres, which EmbeddedPostgres changes, and logical decoding."""
 DEFINITION = """\
 name: {name}
 source:
@@ -146,6 +149,11 @@ class Reader:
         return Usage(cpu, peak / 1024)
 
 
+def prepare(dsn: str, *statements: str) -> None:
+    """Run statements before a measurement, each its own transaction, which does not wait for the disk."""
+    execute(dsn, "SET synchronous_commit = off", *statements)
+
+
 def execute(dsn: str, *statements: str) -> None:
     """Run statements, each its own transaction."""
     with connect(dsn) as conn:
@@ -153,15 +161,19 @@ def execute(dsn: str, *statements: str) -> None:
             conn.execute(statement.encode())
 
 
-def receive_to_null(dsn: str, slot: str, publication: str, end: Lsn) -> float:
-    """Seconds that pg_recvlogical takes to receive everything up to end."""
-    command = [
+PER_CONNECTION: Final = 250.0
+"""Transactions per second that one connection commits, also on a disk that needs some milliseconds to sync."""
+STREAM_OPTIONS: Final = {"proto_version": "4", "streaming": "parallel", "messages": "true"}
+"""Options of pgoutput with which the reader starts its stream, and so does the peer."""
+
+
+def receive_command(dsn: str, slot: str, publication: str, end: Lsn) -> list[str]:
+    """Return the command by which pg_recvlogical receives everything up to end, with the options of the reader."""
+    options = [word for name, value in STREAM_OPTIONS.items() for word in ("-o", f"{name}={value}")]
+    return [
         program("pg_recvlogical"), "--start", "--slot", slot, "--dbname", dsn, "--file", os.devnull, "--no-loop",
-        "--endpos", str(end), "-o", "proto_version=1", "-o", f"publication_names={publication}",
+        "--endpos", str(end), *options, "-o", f"publication_names={publication}",
     ]  # fmt: skip
-    began = time.perf_counter()
-    subprocess.run(command, check=True, timeout=600, stderr=subprocess.DEVNULL)
-    return time.perf_counter() - began
 
 
 def copy_to_null(dsn: str, table: str) -> float:
@@ -186,23 +198,32 @@ def program(name: str) -> str:
 
 
 @contextmanager
-def under_load(dsn: str, schema: str, rate: float, *, seconds: float = 1.0) -> Iterator[None]:
-    """Call the procedure `paced` of a workload's schema in a thread inside the block, `seconds` long each time."""
+def under_load(dsn: str, schema: str, rate: float, *, seconds: float = 1.0, connections: int = 1) -> Iterator[None]:
+    """Call the procedure `paced` of a workload's schema inside the block, `seconds` long each time.
+
+    connections: over which the rate is spread; each waits for the disk at every commit.
+    """
     stop = Event()
 
     def work() -> None:
         with connect(dsn) as conn:
-            conn.execute("SET synchronous_commit = on")
             while not stop.is_set():
-                conn.execute(f"CALL {schema}.paced(%s, %s)".encode(), [max(1, int(rate * seconds)), rate])
+                number = max(1, int(rate / connections * seconds))
+                conn.execute(f"CALL {schema}.paced(%s, %s)".encode(), [number, rate / connections])
 
-    with ThreadPoolExecutor(1) as pool:
-        working = pool.submit(work)
+    with ThreadPoolExecutor(connections) as pool:
+        workers = [pool.submit(work) for _ in range(connections)]
         try:
             yield
         finally:
             stop.set()
-            working.result()
+            for worker in workers:
+                worker.result()
+
+
+def connections_for(transactions: float) -> int:
+    """Return over how many connections a source commits so many transactions per second."""
+    return math.ceil(transactions / PER_CONNECTION)
 
 
 def until(condition: Callable[[], object], seconds: float, *, pause: float = 0.05) -> None:

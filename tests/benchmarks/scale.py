@@ -35,7 +35,7 @@ from cdc.postgres.embedded_server import EmbeddedPostgres
 from tests.benchmarks import scale_copy, scale_driver, scale_large, snapshot, workloads
 from tests.benchmarks.apply_input import COMMIT, Changes
 from tests.benchmarks.figures import Figure
-from tests.benchmarks.peers import execute
+from tests.benchmarks.peers import SOURCE_SETTINGS, prepare
 from tests.benchmarks.scale_copy import CopySetting
 from tests.benchmarks.scale_large import LargeRange
 from tests.benchmarks.scale_run import Cost, Way, apply_waiting, check_rows
@@ -61,7 +61,7 @@ def run(
 ) -> tuple[int, dict[str, Figure]]:
     """Return (runs, figures by key); parts that are not asked for stay unmeasured."""
     changes, runs = changes or (QUICK_CHANGES if quick else CHANGES), runs or (1 if quick else RUNS)
-    figures = _figures()
+    figures = empty_figures()
     for seed in range(runs):
         random = np.random.default_rng(seed)
         if "workers" in parts:
@@ -76,7 +76,8 @@ def run(
     return runs, figures
 
 
-def _figures() -> dict[str, Figure]:
+def empty_figures() -> dict[str, Figure]:
+    """Return the figures without values."""
     return {
         "speedup_2_workers": Figure("ratio", at_least=1.6),
         "speedup_2_workers_running": Figure("ratio", at_least=1.6),
@@ -157,8 +158,8 @@ def _measure_copies(rows: int, runs: int, figures: dict[str, Figure]) -> None:
     """Copy a table of a new server both ways, once for each run."""
     with _folder() as folder:
         folder.chmod(0o755)  # the server runs as another user
-        with EmbeddedPostgres(folder / "postgres", version=18, settings=snapshot.SETTINGS, tcp=True) as server:
-            execute(server.dsn(), *workloads.mixed(rows).setup)
+        with EmbeddedPostgres(folder / "postgres", version=18, settings=SOURCE_SETTINGS, tcp=True) as server:
+            prepare(server.dsn(), *workloads.mixed(rows).setup)
             for number in range(runs):
                 place = folder / f"copy-{number}"
                 place.mkdir()

@@ -29,8 +29,7 @@ from cdc.stores.search_index_reader import SearchIndex
 from cdc.stores.search_server.client import SearchClient
 from cdc.stores.search_server.sink_state import SinkState
 from tests.benchmarks import workloads
-from tests.benchmarks.peers import ReaderPlace, execute, running_module, under_load, until
-from tests.benchmarks.snapshot import SETTINGS
+from tests.benchmarks.peers import SOURCE_SETTINGS, ReaderPlace, prepare, running_module, under_load, until
 
 RATE: Final = 125.0
 """Transactions per second of four changes each, over four tables."""
@@ -49,8 +48,8 @@ def measure_freshness(folder: Path, engine: str, url: str, load: tuple[float, fl
     access = {"path": f"{folder}/index"} if engine == "tantivy" else {"server": {"url": url}}
     sink = {"type": "search", "name": "find", "engine": engine, **access}
     work = workloads.tpcb(0, ACCOUNTS)
-    with EmbeddedPostgres(folder / "postgres", version=18, settings=SETTINGS, tcp=True) as server:
-        execute(server.dsn(), *work.setup)
+    with EmbeddedPostgres(folder / "postgres", version=18, settings=SOURCE_SETTINGS, tcp=True) as server:
+        prepare(server.dsn(), *work.setup)
         more = f"sinks: {json.dumps([sink])}\nservice: {{port: 0}}"
         place = ReaderPlace("fresh", folder, server.dsn(), f"{work.schema}.*", "fresh_pub", more)
         with _running(place) as process, SeenRecords(_record_of(sink)) as seen:

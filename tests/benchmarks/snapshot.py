@@ -27,16 +27,17 @@ from cdc.postgres.slot import drop_slot, slot_status
 from tests.benchmarks import replay, workloads
 from tests.benchmarks.commits import CopyEnd, lags
 from tests.benchmarks.figures import Figure
-from tests.benchmarks.peers import Reader, ReaderPlace, copy_to_null, execute, under_load, until
+from tests.benchmarks.peers import (
+    SOURCE_SETTINGS,
+    Reader,
+    ReaderPlace,
+    connections_for,
+    copy_to_null,
+    prepare,
+    under_load,
+    until,
+)
 
-SETTINGS: Final = {
-    "fsync": "off",
-    "wal_level": "logical",
-    "max_wal_size": "8GB",
-    "shared_buffers": "512MB",
-    # latency is measured with `on`; while tables are made it does not matter
-    "synchronous_commit": "on",
-}
 ROWS: Final = 5_000_000
 QUICK_ROWS: Final = 300_000
 """More than replay folds without Spark."""
@@ -78,14 +79,14 @@ def run(
 ) -> tuple[int, dict[str, Figure]]:
     """(runs, figures by key); parts that are not asked for stay unmeasured."""
     rows, runs = rows or (QUICK_ROWS if quick else ROWS), runs or (1 if quick else 3)
-    figures = _figures()
+    figures = empty_figures()
     with tempfile.TemporaryDirectory(prefix="cdc-bench-") as name:
         folder = Path(name)
         folder.chmod(0o755)  # the server runs as another user
-        with EmbeddedPostgres(folder / "postgres", version=18, settings=SETTINGS, tcp=True) as server:
+        with EmbeddedPostgres(folder / "postgres", version=18, settings=SOURCE_SETTINGS, tcp=True) as server:
             bench = Bench(server.dsn(), folder, figures, rows)
             for workload in (workloads.mixed(rows), workloads.tpcb(0)):
-                execute(server.dsn(), *workload.setup)
+                prepare(server.dsn(), *workload.setup)
             for _ in range(runs):
                 if "copy" in parts:
                     bench.copies()
@@ -96,7 +97,8 @@ def run(
     return runs, figures
 
 
-def _figures() -> dict[str, Figure]:
+def empty_figures() -> dict[str, Figure]:
+    """Return the figures without values."""
     bars = {1: 2.0, 2: 1.6, 4: None}
     return {
         **{f"time_vs_copy.parallel_{n}": Figure("ratio", at_most=bar) for n, bar in bars.items()},
@@ -197,7 +199,7 @@ class Bench:
 
     def _trickle(self) -> AbstractContextManager[None]:
         """Transactions at RATE inside the block, committed synchronously, paced by the server itself."""
-        return under_load(self._dsn, "bench_tpcb", RATE, seconds=0.2)
+        return under_load(self._dsn, "bench_tpcb", RATE, seconds=0.2, connections=connections_for(RATE))
 
     def _catch_up(self, place: ReaderPlace) -> None:
         """Wait until the log holds all that is committed now."""

@@ -37,16 +37,16 @@ END $$
 """
 _PACED = """
 CREATE PROCEDURE {s}.paced(n int, rate float) LANGUAGE plpgsql AS $$
-DECLARE started timestamptz := clock_timestamp(); turn bigint;
+DECLARE started timestamptz := clock_timestamp(); a int; t int; b int;
 BEGIN
-  SELECT coalesce(max(id), 0) INTO turn FROM {s}.history;
-  FOR i IN turn..turn + n - 1 LOOP
-    PERFORM pg_sleep((i - turn) / rate - extract(epoch FROM clock_timestamp() - started));
-    UPDATE {s}.accounts SET abalance = abalance + 1 WHERE aid = 1 + (i::bigint * 7919) % {accounts};
-    UPDATE {s}.tellers SET tbalance = tbalance + 1 WHERE tid = 1 + i % 100;
-    UPDATE {s}.branches SET bbalance = bbalance + 1 WHERE bid = 1 + i % 10;
-    INSERT INTO {s}.history (tid, bid, aid, delta) VALUES (1 + i % 100, 1 + i % 10, 1, 1);
+  FOR i IN 1..n LOOP
+    a := 1 + floor(random() * {accounts}); t := 1 + floor(random() * 100); b := 1 + floor(random() * 10);
+    UPDATE {s}.accounts SET abalance = abalance + 1 WHERE aid = a;
+    UPDATE {s}.tellers SET tbalance = tbalance + 1 WHERE tid = t;
+    UPDATE {s}.branches SET bbalance = bbalance + 1 WHERE bid = b;
+    INSERT INTO {s}.history (tid, bid, aid, delta) VALUES (t, b, a, 1);
     COMMIT;
+    PERFORM pg_sleep(i / rate - extract(epoch FROM clock_timestamp() - started));
   END LOOP;
 END $$
 """
@@ -69,6 +69,31 @@ def tpcb(transactions: int, accounts: int = 100_000) -> Workload:
         _PACED.format(s=s, accounts=accounts),
     )
     return Workload("tpcb", setup, (f"CALL {s}.work({transactions})",), transactions * 4)
+
+
+def random_keys(rows: int) -> Workload:
+    """One table of so many rows; `paced(n, rate)` makes n transactions that update four rows with random keys each."""
+    s = "bench_accounts"
+    procedure = f"""
+CREATE PROCEDURE {s}.paced(n int, rate float) LANGUAGE plpgsql AS $$
+DECLARE started timestamptz := clock_timestamp(); a int;
+BEGIN
+  FOR i IN 1..n LOOP
+    FOR j IN 1..4 LOOP
+      a := 1 + floor(random() * {rows});
+      UPDATE {s}.accounts SET abalance = abalance + 1 WHERE aid = a;
+    END LOOP;
+    COMMIT;
+    PERFORM pg_sleep(i / rate - extract(epoch FROM clock_timestamp() - started));
+  END LOOP;
+END $$"""
+    setup = (
+        f"CREATE SCHEMA {s}",
+        f"CREATE TABLE {s}.accounts (aid int PRIMARY KEY, bid int, abalance int, filler char(84))",
+        f"INSERT INTO {s}.accounts SELECT i, 1 + i % 10, 0, 'account' FROM generate_series(1, {rows}) i",
+        procedure,
+    )
+    return Workload("accounts", setup, (), 0)
 
 
 def inserts(rows: int) -> Workload:
@@ -168,11 +193,11 @@ END LOOP; END $$"""
     procedure = f"""
 CREATE PROCEDURE {s}.paced(n int, rate float) LANGUAGE plpgsql AS $$
 DECLARE started timestamptz := clock_timestamp();
-BEGIN FOR i IN 0..n * {tables} - 1 LOOP
-  PERFORM pg_sleep(i / (rate * {tables}) - extract(epoch FROM clock_timestamp() - started));
+BEGIN FOR i IN 1..n * {tables} LOOP
   EXECUTE format('UPDATE {s}.t%s SET amount = amount + 1 WHERE id = %s',
     1 + i % {tables}, 1 + floor(random() * {rows})::int);
   COMMIT;
+  PERFORM pg_sleep(i / (rate * {tables}) - extract(epoch FROM clock_timestamp() - started));
 END LOOP; END $$"""
     return Workload("ticking", (f"CREATE SCHEMA {s}", create, procedure), (), 0)
 
