@@ -1,4 +1,4 @@
-"""Freshness: commit in Postgres → visible in Delta, under a load that does not let up, with real processes.
+"""Freshness: commit in Postgres → visible in Delta, under a load that does not let up, through a `cdc run`.
 
 A change is visible when the published record that has it stands on disk: before, no reader of the sink sees it. When
 that was is told by the record's own Delta log; when the change was committed, and where it lies, by the change log.
@@ -12,8 +12,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import quantiles
@@ -38,9 +38,17 @@ from cdc.stores.lake_reader import Lake
 from cdc.stores.published_record import Published, TargetState
 from tests.benchmarks import workloads
 from tests.benchmarks.figures import Figure
-from tests.benchmarks.peers import Reader, ReaderPlace, execute, running_module, under_load, until
+from tests.benchmarks.peers import (
+    SOURCE_SETTINGS,
+    ReaderPlace,
+    connections_for,
+    prepare,
+    running_module,
+    under_load,
+    until,
+)
+from tests.benchmarks.processes import memory_mib, processes_of
 from tests.benchmarks.publications import Publications
-from tests.benchmarks.snapshot import SETTINGS
 
 PARTS: Final = ("small", "large", "tables", "10k", "1m", "10m", "50m")
 QUICK_PARTS: Final = PARTS[:3]
@@ -56,7 +64,7 @@ SECONDS, QUICK_SECONDS, WARM, QUICK_WARM = 60.0, 5.0, 20.0, 1.0
 RATE: Final = 1_000.0
 """Transactions per second over four tables; a transaction has four changes."""
 STEADY_RATE: Final = 125.0
-"""Transactions per second of the parts in STEADY, which are 500 changes per second."""
+"""Transactions per second of the parts in STEADY: each updates four rows of the large table, with random keys."""
 REACHED: Final = 0.95
 """Of the rate, at least: under less load a target is fresher than it says."""
 TABLES, TABLE_ROWS, QUICK_TABLES = 50, 10_000, 5
@@ -87,7 +95,7 @@ def run(
         "large": rows or (QUICK_LARGE if quick else LARGE),
         **{part: QUICK_STEADY if quick else number for part, number in STEADY.items()},
     }
-    figures = _figures(tables)
+    figures = empty_figures(tables)
     with tempfile.TemporaryDirectory(prefix="cdc-bench-") as name:
         folder = Path(name)
         folder.chmod(0o755)  # the server runs as another user
@@ -96,18 +104,25 @@ def run(
                 if part in MEASURED_ONCE and number:
                     continue
                 ticking = part == "tables"
-                work = workloads.ticking(tables, TABLE_ROWS) if ticking else workloads.tpcb(0, accounts[part])
+                work = workloads.ticking(tables, TABLE_ROWS) if ticking else _workload(part, accounts[part])
                 # a server of its own each time: what one load leaves behind is no business of the next
-                with EmbeddedPostgres(folder / f"{part}{number}", version=18, settings=SETTINGS, tcp=True) as server:
-                    measured = Measurement(server.dsn(), folder / f"{part}{number}-cdc", work)
+                with EmbeddedPostgres(
+                    folder / f"{part}{number}", version=18, settings=SOURCE_SETTINGS, tcp=True
+                ) as server:
                     rate = 1.0 if ticking else _rate(part)
+                    committed = float(tables) if ticking else rate
+                    measured = Measurement(server.dsn(), folder / f"{part}{number}-cdc", work, committed)
                     for what, value in measured.of(spell, rate).items():
                         figures[_key(what, part)].values.append(value)
     return runs, figures
 
 
-def _figures(tables: int) -> dict[str, Figure]:
-    """Figures by key; tables: how many of them a transaction a second goes into."""
+def _workload(part: str, rows: int) -> workloads.Workload:
+    return workloads.random_keys(rows) if part in STEADY else workloads.tpcb(0, rows)
+
+
+def empty_figures(tables: int = TABLES) -> dict[str, Figure]:
+    """Return the figures without values; tables: how many of them a transaction a second goes into."""
     bars = {
         "small": (800, 2_000),
         "large": (800, 2_000),
@@ -157,8 +172,9 @@ class Spell:
 class Measurement:
     """One load on one server, and a pipeline with one Delta sink behind it."""
 
-    def __init__(self, dsn: str, folder: Path, load: workloads.Workload) -> None:
-        self._dsn, self._folder, self._load = dsn, folder, load
+    def __init__(self, dsn: str, folder: Path, load: workloads.Workload, transactions: float) -> None:
+        """transactions: how many the load commits per second."""
+        self._dsn, self._folder, self._load, self._transactions = dsn, folder, load, transactions
         folder.mkdir()
         self._sink = f"{folder}/lake/{{schema}}/{{table}}"
         more = [
@@ -171,17 +187,20 @@ class Measurement:
     def of(self, spell: Spell, rate: float) -> Mapping[str, float]:
         """Figures of all transactions that committed while the load was measured, and of the rows in the end."""
         tables = self._made()
-        with Reader(self._place) as reader, _apply(self._place) as apply:
-            until(lambda: reader.runs() and self._streams(tables), 1_800, pause=0.2)
+        command = ("cdc", "run", "-c", str(self._place.write()))
+        with running_module(self._folder / "run.out", *command) as process:
+            until(lambda: _runs(process) and self._streams(tables), 1_800, pause=0.2)
             first = self._durable()
-            with under_load(self._dsn, self._load.schema, rate):
+            with under_load(self._dsn, self._load.schema, rate, connections=connections_for(self._transactions)):
                 began = time.time() + spell.before
                 cadence = self._longest_cadence(began, began + spell.seconds)
                 ended = time.time()
             end = self._end()
-            until(lambda: reader.runs() and self._published() >= end, 300)
+            until(lambda: _runs(process) and self._published() >= end, 300)
             lags, batches = self._measured(first, began, ended)
-            memory = _anonymous_mib(apply.pid), sum(map(_anonymous_mib, _children(apply.pid)))
+            memory = defaultdict[str, float](float)
+            for role, place in processes_of(process.pid):
+                memory[role] += memory_mib(place, "RssAnon")
             differing = self._differing(tables)
         with connect(self._dsn) as conn:
             drop_slot(conn, self._place.slot)
@@ -194,13 +213,13 @@ class Measurement:
             "transactions_per_second": len(lags) / (ended - began),
             "batches_per_second": batches / (ended - began),
             "longest_cadence_seconds": cadence,
-            "apply_mib": memory[0],
-            "jvm_mib": memory[1],
+            "apply_mib": memory["apply"],
+            "jvm_mib": memory["jvm"],
         }
 
     def _made(self) -> int:
         """The tables of the load_definition, and how many they are."""
-        execute(self._dsn, *self._load.setup)
+        prepare(self._dsn, *self._load.setup)
         with connect(self._dsn) as conn:
             row = conn.execute("SELECT count(*) FROM pg_tables WHERE schemaname = %s", [self._load.schema]).fetchone()
         assert row is not None
@@ -290,20 +309,7 @@ def _differing_of(table: Mapping[str, Any]) -> int:
     return int(table["parked"] + (0 if table["equal"] else max(1, found)))
 
 
-def _anonymous_mib(pid: int) -> float:
-    """Memory of a process without mapped files, which the kernel takes back when it needs them."""
-    lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
-    return sum(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) / 1024
-
-
-def _children(pid: int) -> list[int]:
-    found = (file.read_text(encoding="utf-8").split() for file in Path(f"/proc/{pid}/task").glob("*/children"))
-    return [int(child) for children in found for child in children]
-
-
-@contextmanager
-def _apply(place: ReaderPlace) -> Iterator[subprocess.Popen[bytes]]:
-    """`python -m pipelines apply` beside the reader, which has written the definition."""
-    definition = str(place.folder / "definition.yaml")
-    with running_module(place.folder / "apply.out", "pipelines", "apply", "-c", definition) as process:
-        yield process
+def _runs(process: subprocess.Popen[bytes]) -> bool:
+    if process.poll() is not None:
+        raise RuntimeError(f"cdc run ended with status {process.returncode}")
+    return True
