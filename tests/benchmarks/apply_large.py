@@ -1,4 +1,7 @@
-"""Large targets: what a batch of 1,000 keys costs where the target has many rows: of any keys, or of the newest."""
+"""Large targets: what a batch of 1,000 random keys costs where the target has many rows; and one of the newest keys.
+
+The writer is the default of a definition. A batch of delta-rs stands beside it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable, write_deltalake
 
-from cdc.config import SinkRule
+from cdc.config import DeltaSinkDefinition, SinkRule
 from cdc.stores.lake_reader import read_target
 from cdc.stores.published_record import Published, TableRecord
 from pipelines.folding.fold import FOLDED_ARROW
@@ -32,8 +35,10 @@ from tests.fixtures.waiting import until
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-BATCH, BATCHES = 1_000, 5
+BATCH, BATCHES, PEER_BATCHES = 1_000, 20, 5
 NEWEST = 0.01
+DEFAULT_WRITER: Final = Writer(DeltaSinkDefinition.model_fields["writer"].default)
+"""The writer of a definition that names none."""
 FILE = 1_000_000
 """Rows of one file of the target, which come in the order of their keys."""
 TENTH = 10
@@ -42,6 +47,8 @@ FILLED: Final = 5
 """Position of the rows that are there before the first batch."""
 _SIZES = ("5m", "50m")
 """In the names of figures, also where there are fewer rows."""
+_KEYS = ("", ".newest")
+"""End of a figure's key: random keys of the whole target, or of its newest hundredth."""
 _VALUES = pa.schema([("id", pa.int64()), ("amount", pa.int64()), ("state", pa.string()), ("note", pa.string())])
 
 
@@ -49,28 +56,34 @@ def figures() -> dict[str, Figure]:
     """What is measured here."""
     return {
         "cost_ratio_50m_vs_5m": Figure("ratio", at_most=1.3),
-        "cost_ratio_50m_vs_5m.random": Figure("ratio"),
-        **{f"newest_seconds.target_{size}": Figure("s") for size in _SIZES},
-        "random.plain": Figure("s"),
-        "random_written_mib.plain": Figure("MiB"),
+        "cost_ratio_50m_vs_5m.newest": Figure("ratio"),
+        "cost_ratio_50m_vs_5m.delta_rs": Figure("ratio"),
+        **{f"batch_seconds.target_{size}{keys}": Figure("s") for size in _SIZES for keys in (*_KEYS, ".delta_rs")},
+        "written_mib.target_50m": Figure("MiB"),
+        "written_mib.target_50m.delta_rs": Figure("MiB"),
         **{f"rows_differing.target_{size}": Figure("rows", at_most=0, in_every_run=True) for size in _SIZES},
     }
 
 
 def measure(random: np.random.Generator, rows: int, noted: dict[str, Figure]) -> None:
     """Batches into a target of so many rows, and into one of a tenth."""
-    newest, anywhere = {}, {}
+    costs: dict[str, Applied] = {}
     for size, count in zip(_SIZES, (rows // TENTH, rows), strict=True):
-        with filled(count, Kind()) as target:
-            least = count - int(count * NEWEST)
-            newest[size] = median(target.apply(chosen(random, least, count)) for _ in range(BATCHES))
-            anywhere[size] = median(target.apply(chosen(random, 0, count)) for _ in range(BATCHES))
-            noted[f"newest_seconds.target_{size}"].values.append(newest[size].seconds)
+        with filled(count, Kind(DEFAULT_WRITER)) as target:
+            target.apply(chosen(random, 0, count))
+            target.finish_index()
+            for keys, least in zip(_KEYS, (0, count - int(count * NEWEST)), strict=True):
+                costs[f"{size}{keys}"] = median(target.apply(chosen(random, least, count)) for _ in range(BATCHES))
             noted[f"rows_differing.target_{size}"].values.append(target.differing())
-    noted["cost_ratio_50m_vs_5m"].values.append(newest["50m"].seconds / newest["5m"].seconds)
-    noted["cost_ratio_50m_vs_5m.random"].values.append(anywhere["50m"].seconds / anywhere["5m"].seconds)
-    noted["random.plain"].values.append(anywhere["50m"].seconds)
-    noted["random_written_mib.plain"].values.append(anywhere["50m"].mib)
+            target.close()
+        with filled(count, Kind(Writer.DELTA_RS)) as target:
+            costs[f"{size}.delta_rs"] = median(target.apply(chosen(random, 0, count)) for _ in range(PEER_BATCHES))
+    for keys in (*_KEYS, ".delta_rs"):
+        for size in _SIZES:
+            noted[f"batch_seconds.target_{size}{keys}"].values.append(costs[f"{size}{keys}"].seconds)
+        noted[f"cost_ratio_50m_vs_5m{keys}"].values.append(costs[f"50m{keys}"].seconds / costs[f"5m{keys}"].seconds)
+    noted["written_mib.target_50m"].values.append(costs["50m"].mib)
+    noted["written_mib.target_50m.delta_rs"].values.append(costs["50m.delta_rs"].mib)
 
 
 def chosen(random: np.random.Generator, least: int, rows: int, size: int = BATCH) -> np.ndarray:

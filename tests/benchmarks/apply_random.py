@@ -10,7 +10,7 @@ from cdc.config import SinkRule
 from cdc.config.transform import Transform
 from pipelines.sinks.delta.settings import Writer
 from tests.benchmarks.apply_input import TOPIC
-from tests.benchmarks.apply_large import BATCHES, Kind, chosen, filled, median
+from tests.benchmarks.apply_large import PEER_BATCHES, Kind, chosen, filled, median
 from tests.benchmarks.figures import Figure
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def measure(session: SparkSession, random: np.random.Generator, rows: int, noted
     for name, kind in zip(KINDS, _kinds(session, rows), strict=True):
         with filled(rows, kind) as target:
             target.apply(chosen(random, 0, rows))
-            cost = median(target.apply(chosen(random, 0, rows)) for _ in range(BATCHES))
+            cost = median(target.apply(chosen(random, 0, rows)) for _ in range(PEER_BATCHES))
             noted[f"random.{name}"].values.append(cost.seconds)
             noted[f"random_written_mib.{name}"].values.append(cost.mib)
             noted[f"rows_differing.{name}"].values.append(target.differing())
