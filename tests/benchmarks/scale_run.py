@@ -58,12 +58,17 @@ class Cost:
 
 
 @dataclass(slots=True)
-class _Driver:
+class Driver:
     """The processes of a running driver, and the last figures that the kernel had of each."""
 
     pid: int
     peaks: dict[int, float] = field(default_factory=dict)
     bytes_read: int = 0
+
+    @property
+    def peak_mib(self) -> float:
+        """Peak memory of the Python process and of its JVM, each at its own peak."""
+        return sum(self.peaks.values())
 
     def look(self) -> None:
         """Take the figures of the kernel; those of a process that has ended stay as they were."""
@@ -79,12 +84,21 @@ class _Driver:
 
 def apply_waiting(folder: Path, log: Path, way: Way) -> Cost:
     """Apply a log to a new lake in a folder, cold, and return the cost. Raises RuntimeError if the process fails."""
-    definition = write_definition(folder, log, way)
+    seconds, driver = run_apply_once(folder, write_definition(folder, log, way))
+    results = sum(event["Task Metrics"]["Result Size"] for event in _task_ends(folder / "events"))
+    return Cost(seconds, driver.peak_mib, results, driver.bytes_read)
+
+
+def run_apply_once(folder: Path, definition: Path) -> tuple[float, Driver]:
+    """Run an apply process until all that waits is applied; return the seconds, and what its processes needed.
+
+    Its output is in a file of the folder. Raises RuntimeError if the process fails.
+    """
     command = [sys.executable, "-m", "pipelines", "apply", "-c", str(definition), "--trigger", "once"]
     with (folder / "apply.out").open("wb") as output:
         began = time.perf_counter()
         process = subprocess.Popen(command, stdout=output, stderr=output)
-        driver = _Driver(process.pid)
+        driver = Driver(process.pid)
         try:
             while process.poll() is None:
                 driver.look()
@@ -97,8 +111,7 @@ def apply_waiting(folder: Path, log: Path, way: Way) -> Cost:
     seconds = time.perf_counter() - began
     if process.returncode:
         raise RuntimeError(f"apply ended with status {process.returncode}: {last_lines(folder)}")
-    results = sum(event["Task Metrics"]["Result Size"] for event in _task_ends(folder / "events"))
-    return Cost(seconds, sum(driver.peaks.values()), results, driver.bytes_read)
+    return seconds, driver
 
 
 def check_rows(folder: Path, changes: Changes) -> None:

@@ -1,18 +1,24 @@
-"""Input of the benchmark of search sinks: rows of six columns, folded for our sinks and as documents for the peer."""
+"""Input of the benchmark of search sinks: rows of six columns, as a change log for ours and documents for the peer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc.log.disk_format import CommitInfo
+from cdc.log.writer import LogWriter
+from cdc.log_row import LOG_SCHEMA, Operation
+from cdc.position import Position
 from cdc.table import Column, ReplicaIdentity, TableSchema
-from pipelines.folding.fold import FOLDED_ARROW
-from pipelines.sinks.contract import TableBatch
+from tests.log.rows import IDENTITY, LIMITS, row, table
 
+COMMIT: Final = 100_000
+"""Rows of one commit of the log."""
+COMMITTED_AT: Final = 1_700_000_000_000_000
 FIRST: Final = 1_000
 """Position of row 0; row n was inserted by a transaction of its own."""
 ITEMS: Final = TableSchema(
@@ -37,8 +43,25 @@ WORDS: Final = (
 NOTE_WORDS: Final = 8
 
 
-def folded_rows(first: int, last: int) -> pa.Table:
-    """Return the folded rows of the numbers from `first` up to, and without, `last`."""
+def write_log(folder: Path, rows: int) -> Path:
+    """Write a log in which transactions of one row each insert so many rows, and return its path."""
+    writer, topic = LogWriter.open(folder / "log", IDENTITY, LIMITS), ITEMS.topic
+    described = row(
+        FIRST - 1, op="s", relation=ITEMS.relation, topic=topic, key=None, after=None, payload=ITEMS.to_json()
+    )
+    _commit(writer, table(described), FIRST - 1)
+    for first in range(0, rows, COMMIT):
+        last = min(first + COMMIT, rows)
+        _commit(writer, _inserts(first, last), FIRST + last - 1)
+    return folder / "log"
+
+
+def _commit(writer: LogWriter, rows: pa.Table, position: int) -> None:
+    writer.commit(writer.stage(rows), CommitInfo(last=Position(position), committed_at=COMMITTED_AT, timeline=1))
+
+
+def _inserts(first: int, last: int) -> pa.Table:
+    """Return the log rows of the numbers from `first` up to, and without, `last`."""
     columns = _texts(first, last)
     count = last - first
     ids = pa.array(np.tile(np.arange(1, len(columns) + 1, dtype=np.int32), count))
@@ -46,33 +69,20 @@ def folded_rows(first: int, last: int) -> pa.Table:
     places = np.arange(count * len(columns)).reshape(len(columns), count).T.ravel()
     items = pa.concat_arrays(columns).take(pa.array(places))
     offsets = pa.array(np.arange(0, len(items) + 1, len(columns), dtype=np.int32))
-    after = FOLDED_ARROW.field("after").type
-    key = pa.ListArray.from_arrays(pa.array(np.arange(count + 1, dtype=np.int32)), columns[0])
     values = {
-        "relation": pa.array(np.full(count, ITEMS.relation)),
-        "op": pa.repeat("u", count),
-        "key": key,
         "position": pa.array(FIRST + np.arange(first, last)),
         "ordinal": pa.array(np.zeros(count, np.int64)),
-        "committed_at": pa.repeat(0, count),
-        "after": pa.MapArray.from_arrays(offsets, ids, items).cast(after),
-        "complete": pa.repeat(True, count),
+        "xid": pa.array(np.arange(first, last) + 1),
+        "committed_at": pa.repeat(pa.scalar(COMMITTED_AT, pa.timestamp("us", "UTC")), count),
+        "relation": pa.array(np.full(count, ITEMS.relation)),
+        "topic": pa.repeat(pa.scalar(ITEMS.topic), count),
+        "op": pa.repeat(pa.scalar(Operation.CREATE.value), count),
+        "key": pa.ListArray.from_arrays(pa.array(np.arange(count + 1, dtype=np.int32)), columns[0]),
+        "after": pa.MapArray.from_arrays(offsets, ids, items),
+        "partial": pa.array(np.zeros(count, bool)),
     }
-    return pa.table(
-        [
-            values[field.name].cast(field.type) if field.name in values else pa.nulls(count, field.type)
-            for field in FOLDED_ARROW
-        ],
-        schema=FOLDED_ARROW,
-    )
-
-
-def batches(rows: int, size: int) -> Iterator[TableBatch]:
-    """Yield so many rows in batches of `size` rows."""
-    for first in range(0, rows, size):
-        last = min(first + size, rows)
-        after = FIRST + first - 1 if first else 0
-        yield TableBatch(schema=ITEMS, rows=folded_rows(first, last), frame=None, after=after, upto=FIRST + last - 1)
+    arrays = [values.get(field.name, pa.nulls(count, field.type)) for field in LOG_SCHEMA]
+    return pa.table(arrays, names=LOG_SCHEMA.names).cast(LOG_SCHEMA)
 
 
 def documents(first: int, last: int) -> list[dict[str, Any]]:
