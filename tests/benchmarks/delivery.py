@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -25,6 +25,7 @@ from cdc.delivery.destinations.contract import (
     Event,
 )
 from cdc.delivery.destinations.kafka import KafkaDestination
+from cdc.delivery.destinations.kafka_client import producer_settings
 from tests.benchmarks import delivery_stream
 from tests.benchmarks.figures import Figure
 from tests.fixtures.kafka import KafkaServer
@@ -35,10 +36,14 @@ EVENTS, QUICK_EVENTS, WARM_EVENTS = 1_000_000, 100_000, 100_000
 BATCH: Final = 10_000
 SECONDS, QUICK_SECONDS, WARM, QUICK_WARM = 60.0, 8.0, 10.0, 3.0
 """Seconds of load that are measured, and before."""
+AWAY, QUICK_AWAY = 3_600.0, 60.0
+"""Seconds of load that wait in the log when the delivery goes on."""
 KEYS: Final = 100_000
 PARTITIONS: Final = 4
 TEXT_BYTES: Final = 110
 """Of which two hexadecimal digits each are in a value, which has 300 bytes."""
+BATCH_SIZE: Final = 1_000_000
+"""Bytes of one request for a partition, as the destination sets it."""
 JVM: Final = ("-Xms1g", "-Xmx1g")
 
 
@@ -46,8 +51,8 @@ def run(*, quick: bool, changes: int = 0, runs: int = 0, parts: Sequence[str] = 
     """Return (runs, figures by key); parts that are not asked for stay unmeasured."""
     runs, parts = runs or (1 if quick else 3), parts or (QUICK_PARTS if quick else PARTS)
     number = changes or (QUICK_EVENTS if quick else EVENTS)
-    load = (QUICK_WARM, QUICK_SECONDS) if quick else (WARM, SECONDS)
-    figures = _figures()
+    load = (QUICK_WARM, QUICK_SECONDS, QUICK_AWAY) if quick else (WARM, SECONDS, AWAY)
+    figures = empty_figures()
     prepared = list(events(number)) if "kafka" in parts else []
     for _ in range(runs):
         found: dict[str, float] = {}
@@ -62,7 +67,8 @@ def run(*, quick: bool, changes: int = 0, runs: int = 0, parts: Sequence[str] = 
     return runs, figures
 
 
-def _figures() -> dict[str, Figure]:
+def empty_figures() -> dict[str, Figure]:
+    """Return the figures without values."""
     return {
         "kafka_events_per_second": Figure("events/s", at_least=60_000),
         "kafka_vs_producer": Figure("ratio", at_least=0.7),
@@ -73,6 +79,9 @@ def _figures() -> dict[str, Figure]:
         "destination_vs_producer.kafka": Figure("ratio"),
         "destination_events_per_second.kafka": Figure("events/s"),
         "producer_events_per_second.kafka": Figure("events/s"),
+        "producer_events_per_second.log": Figure("events/s"),
+        "catch_up_seconds": Figure("s"),
+        "catch_up_events": Figure("events"),
     }
 
 
@@ -134,25 +143,21 @@ def _log(changes: int) -> dict[str, float]:
         _create_topic(address, "peer.items")
         same = [event._replace(topic="peer.items") for event in prepared]
         repeats = max(1, changes // len(same))
-        before = sum(_peer(address, same) for _ in range(repeats))
+        before = _peer(address, same, repeats)
         ours = delivery_stream.sent_log(folder / "log", address, changes)
-        after = sum(_peer(address, same) for _ in range(repeats))
-    speed = ours["events"] / ours["seconds"]
+        after = _peer(address, same, repeats)
+    speed, producer_speed = ours["events"] / ours["seconds"], 2 * repeats * len(same) / (before + after)
     return {
         "kafka_events_per_second": speed,
-        "kafka_vs_producer": speed * (before + after) / (2 * repeats * len(same)),
+        "producer_events_per_second.log": producer_speed,
+        "kafka_vs_producer": speed / producer_speed,
         "delivery_mib": ours["mib"],
     }
 
 
-def _stream(load: tuple[float, float]) -> dict[str, float]:
+def _stream(load: tuple[float, float, float]) -> dict[str, float]:
     with _broker() as (folder, address):
-        found = delivery_stream.measure_stream(folder / "stream", address, load, pause_for=load[1])
-    return {
-        "kafka_p50_ms": found["p50_ms"],
-        "kafka_p99_ms": found["p99_ms"],
-        "catch_up_ratio": found["catch_up_ratio"],
-    }
+        return delivery_stream.measure_stream(folder / "stream", address, load)
 
 
 def _settings(address: str) -> KafkaDelivery:
@@ -175,26 +180,32 @@ def _ours(address: str, prepared: Sequence[Event]) -> float:
     return seconds
 
 
-def _peer(address: str, prepared: Sequence[Event]) -> float:
-    """Return the seconds in which the client library sends the events."""
-    settings = _settings(address)
-    producer = Producer(
-        {
-            "bootstrap.servers": address,
-            "enable.idempotence": True,
-            "compression.type": settings.compression,
-            "linger.ms": settings.linger * 1000,
-        }
-    )
+def peer_settings(settings: KafkaDelivery) -> dict[str, Any]:
+    """Return the settings of the producer of the client library: those of ours that decide about acknowledgements,
+    order, compression and sizes, and no transactions.
+    """
+    ours = producer_settings(settings, "", BATCH_SIZE)
+    return {
+        "bootstrap.servers": settings.servers[0],
+        "enable.idempotence": True,
+        "acks": "all",
+        **{name: value for name, value in ours.items() if not name.startswith("transaction")},
+    }
+
+
+def _peer(address: str, prepared: Sequence[Event], repeats: int = 1) -> float:
+    """Return the seconds in which one producer of the client library sends the events, several times over."""
     headers = [list(event.headers) for event in prepared]
     began = time.perf_counter()
-    for event, shown in zip(prepared, headers, strict=True):
-        while True:
-            try:
-                producer.produce(event.topic, event.value, event.key, headers=shown)
-            except BufferError:
-                producer.poll(0.1)
-            else:
-                break
+    producer = Producer(peer_settings(_settings(address)))
+    for _ in range(repeats):
+        for event, shown in zip(prepared, headers, strict=True):
+            while True:
+                try:
+                    producer.produce(event.topic, event.value, event.key, headers=shown)
+                except BufferError:
+                    producer.poll(0.1)
+                else:
+                    break
     assert producer.flush(60) == 0
     return time.perf_counter() - began

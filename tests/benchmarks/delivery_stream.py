@@ -35,8 +35,7 @@ from cdc.postgres.embedded_server import EmbeddedPostgres
 from cdc.postgres.slot import drop_slot
 from tests.benchmarks import workloads
 from tests.benchmarks.apply_input import Changes
-from tests.benchmarks.peers import Reader, ReaderPlace, execute, running_module, under_load, until
-from tests.benchmarks.snapshot import SETTINGS
+from tests.benchmarks.peers import SOURCE_SETTINGS, Reader, ReaderPlace, prepare, running_module, under_load, until
 
 DELIVERY: Final = "events"
 RATE: Final = 125.0
@@ -89,14 +88,15 @@ def events_of(folder: Path) -> list[DeliveredEvent]:
     return found
 
 
-def measure_stream(folder: Path, address: str, load: tuple[float, float], pause_for: float) -> dict[str, float]:
+def measure_stream(folder: Path, address: str, load: tuple[float, float, float]) -> dict[str, float]:
     """Return the latencies of all changes that were committed while it was measured, and how fast a delivery that was
-    paused catches up. load: seconds before the measurement, and measured.
+    away catches up. load: seconds before the measurement, seconds that are measured, and seconds of load that the
+    delivery has missed when it goes on.
     """
     folder.mkdir()
     work = workloads.tpcb(0, ACCOUNTS)
-    with EmbeddedPostgres(folder / "postgres", version=18, settings=SETTINGS, tcp=True) as server:
-        execute(server.dsn(), *work.setup)
+    with EmbeddedPostgres(folder / "postgres", version=18, settings=SOURCE_SETTINGS, tcp=True) as server:
+        prepare(server.dsn(), *work.setup)
         place = ReaderPlace("events", folder, server.dsn(), f"{work.schema}.*", "events_pub", _deliveries(address))
         with Reader(place) as reader, _delivering(place) as process, _SeenEvents(address) as seen:
             until(lambda: reader.runs() and process.poll() is None and seen.count >= ACCOUNTS, 300)
@@ -106,30 +106,52 @@ def measure_stream(folder: Path, address: str, load: tuple[float, float], pause_
                 time.sleep(load[1])
                 ended = time.time()
                 lags = seen.lags(began, ended)
-                caught_up = _catch_up(place, seen, pause_for)
+            caught_up = _catch_up(place, seen, work, load[2])
         with connect(server.dsn()) as conn:
             drop_slot(conn, place.slot)
     if len(lags) < REACHED * 4 * RATE * (ended - began):
         raise RuntimeError(f"only {len(lags)} changes were seen in {ended - began:.0f} s")
     cuts = quantiles(lags, n=100)
-    return {"p50_ms": cuts[49] * 1e3, "p99_ms": cuts[98] * 1e3, "catch_up_ratio": caught_up}
+    return {"kafka_p50_ms": cuts[49] * 1e3, "kafka_p99_ms": cuts[98] * 1e3, **caught_up}
 
 
-def _catch_up(place: ReaderPlace, seen: _SeenEvents, seconds: float) -> float:
-    """Pause the delivery under load for some seconds; return events per second while it catches up, ÷ the load."""
+def _catch_up(place: ReaderPlace, seen: _SeenEvents, work: workloads.Workload, seconds: float) -> dict[str, float]:
+    """Let a paused delivery miss the load of so many seconds, then let it go on under load.
+
+    The missed transactions are committed as fast as the server can. `catch_up_ratio` is the events per second until all
+    missed ones are read, divided by the load.
+    """
     definition = load_definition(place.write())
     with Catalog.open(definition.catalog.url) as catalog:
+        _wait_until_all_is_read(seen)
         DELIVERY_PAUSES.pause(catalog, definition.name, DELIVERY, "benchmark")
-        time.sleep(seconds)
-        log = LogReader(place.log)
-        sent, target = Position(seen.position), log.durable or Position(0)
-        # not until the last position is seen: the consumer reads one partition before the other
-        waiting = sum(read_file(file, sent, target, ["position"]).num_rows for file in log.files(sent, target))
-        before, began = seen.count, time.monotonic()
-        DELIVERY_PAUSES.resume(catalog, definition.name, DELIVERY, "benchmark")
-    until(lambda: seen.count >= before + waiting, 300, pause=0.005)
-    # with the time in which the process looks for the request
-    return (seen.count - before) / (time.monotonic() - began) / (4 * RATE)
+        until(lambda: "paused" in {sink.state for sink in catalog.sinks.ls(definition.name)}, 60)
+        before, log = seen.count, LogReader(place.log)
+        sent = log.durable or Position(0)
+        prepare(place.dsn, f"CALL {work.schema}.work({round(RATE * seconds)})")
+        waiting = round(4 * RATE * seconds)
+        until(lambda: rows_behind(LogReader(place.log), sent) >= waiting, 600, pause=1.0)
+        with under_load(place.dsn, work.schema, RATE):
+            began = time.monotonic()
+            DELIVERY_PAUSES.resume(catalog, definition.name, DELIVERY, "benchmark")
+            # the consumer reads one partition before the other, so the last position alone proves nothing
+            until(lambda: seen.count >= before + waiting, 1_800, pause=0.005)
+            # with the time in which the process looks for the request
+            took, events = time.monotonic() - began, seen.count - before
+    return {"catch_up_ratio": events / took / (4 * RATE), "catch_up_seconds": took, "catch_up_events": events}
+
+
+def _wait_until_all_is_read(seen: _SeenEvents) -> None:
+    count = -1
+    while seen.count != count:
+        count = seen.count
+        time.sleep(1.0)
+
+
+def rows_behind(log: LogReader, after: Position) -> int:
+    """Return the number of the log's rows behind a position."""
+    upto = log.durable or Position(0)
+    return sum(read_file(file, after, upto, ["position"]).num_rows for file in log.files(after, upto))
 
 
 def _deliveries(address: str) -> str:
