@@ -1,6 +1,8 @@
 """Generator of the reference pages in `deploy/reference`, from the code that they describe.
 
-`python -m tests.reference` writes them; `tests/test_reference.py` fails while a page differs from the code.
+`python -m tests.reference` writes them, and the recorded figures into all pages that quote one.
+`tests/test_reference.py` fails while a page differs from the code, `tests/benchmarks/test_recorded.py` while it shows
+another figure.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from cdc.cli.app import application
 from cdc.config import Definition
 from cdc.config.units import print_seconds, print_size
 from cdc.errors import CdcError, Reaction, all_error_classes
+from tests.benchmarks.recorded import read, with_figures
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 PAGES: Final = ROOT / "deploy" / "reference"
@@ -227,10 +230,21 @@ def _page(title: str, introduction: str, sections: str) -> str:
     return f"# {title}\n\n{NOTICE}\n\n{introduction}\n\n{sections}\n"
 
 
+def pages_with_figures() -> list[str]:
+    """Return the paths of the pages that quote recorded figures."""
+    folders = ("cdc", "pipelines", "tests", "deploy")
+    files = [ROOT / "README.md", *(file for folder in folders for file in (ROOT / folder).rglob("*.md"))]
+    quoting = [file for file in files if "<!-- figure" in file.read_text(encoding="utf-8")]
+    return sorted(file.relative_to(ROOT).as_posix() for file in quoting)
+
+
 def main() -> None:
     """Write every page."""
     for name, text in pages().items():
         (PAGES / name).write_text(text, encoding="utf-8")
+    for page in pages_with_figures():
+        file = ROOT / page
+        file.write_text(with_figures(file.read_text(encoding="utf-8"), read()), encoding="utf-8")
 
 
 if __name__ == "__main__":

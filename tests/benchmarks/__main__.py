@@ -1,4 +1,4 @@
-"""`python -m tests.benchmarks NAME [--json] [--quick]`: one benchmark with its comparison in the same run."""
+"""`python -m tests.benchmarks NAME [--json] [--quick] [--record]`: a benchmark and its peers in the same run."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from importlib import import_module
 from typing import Any
 
 from tests.benchmarks.figures import machine, print_json, print_table
+from tests.benchmarks.recorded import Origin, changed_files, record
 
-NAMES = ("capture", "snapshot", "log", "apply", "freshness", "cost", "search", "delivery", "views", "scale")
+NAMES = ("capture", "snapshot", "log", "apply", "freshness", "cost", "search", "delivery", "views", "scale", "start")
 SIZES = {
+    "capture": ("runs", "parts"),
+    "start": ("runs", "parts"),
     "snapshot": ("rows", "runs", "parts"),
     "log": ("changes", "keys", "commits", "runs", "parts"),
     "apply": ("changes", "keys", "rows", "runs", "parts"),
@@ -29,6 +32,7 @@ def main() -> int:
     parser.add_argument("name", choices=NAMES)
     parser.add_argument("--json", action="store_true", help="one object on the last line")
     parser.add_argument("--quick", action="store_true", help="a smaller run of at most 60 s with the same keys")
+    parser.add_argument("--record", action="store_true", help="replace the values in figures.json by those of this run")
     own = parser.add_argument_group("of some benchmarks")
     own.add_argument(
         "--rows",
@@ -56,9 +60,22 @@ def main() -> int:
     if foreign:
         parser.error(f"{asked.name} takes no {', '.join(foreign)}; its parts: {', '.join(parts) or 'none'}")
     sizes: dict[str, Any] = {name: getattr(asked, name) for name in given}
+    if asked.record and (why := _why_not_recorded(asked.quick, given)):
+        parser.error(f"--record: {why}")
     runs, figures = benchmark.run(quick=asked.quick, **sizes)
     (print_json if asked.json else print_table)(asked.name, machine(), runs, figures)
+    if asked.record:
+        words = [word for word in sys.argv[1:] if word not in {"--record", "--json"}]
+        record(asked.name, figures, Origin.of_run(machine(), " ".join(["python -m tests.benchmarks", *words])))
     return 4 if any(figure.holds is False for figure in figures.values()) else 0
+
+
+def _why_not_recorded(quick: bool, given: set[str]) -> str:
+    """Return why the values of a run would not be what their names say; empty if they are."""
+    if quick or given - {"runs", "parts"}:
+        return "the figures are those of a run of full size: omit --quick and other sizes"
+    files = changed_files()
+    return f"the values belong to a commit: commit first {', '.join(files)}" if files else ""
 
 
 if __name__ == "__main__":

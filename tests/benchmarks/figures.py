@@ -32,6 +32,13 @@ class Figure:
             return (min if self.in_every_run else median)(self.values) >= self.at_least
         return (max if self.in_every_run else median)(self.values) <= float(self.at_most or 0)
 
+    @property
+    def limit(self) -> str:
+        """The limit as text, `≥ 2.5` or `≤ 60`; empty without one."""
+        if self.at_least is not None:
+            return f"≥ {self.at_least:,g}"
+        return "" if self.at_most is None else f"≤ {self.at_most:,g}"
+
     def to_json(self) -> dict[str, Any]:
         """Median, least and greatest value, unit, bar, verdict."""
         known = bool(self.values)

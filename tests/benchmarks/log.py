@@ -64,22 +64,7 @@ def run(
     appended, commits = (QUICK_APPENDED if quick else APPENDED), commits or (QUICK_COMMITS if quick else COMMITS)
     changes = changes or (QUICK_CHANGES if quick else CHANGES_MADE)
     keys, runs = keys or (QUICK_KEYS if quick else KEYS), runs or (1 if quick else RUNS)
-    figures = {
-        "append_ratio_at_100k_commits": Figure("ratio", at_least=0.9),
-        "append_changes_per_second": Figure("changes/s"),
-        "append_p99_ms": Figure("ms"),
-        "open_writer_ms": Figure("ms"),
-        "open_reader_ms": Figure("ms"),
-        "open_ratio_at_100k_commits": Figure("ratio", at_most=1.25),
-        "compaction_rows_per_second": Figure("changes/s", at_least=200_000),
-        "compaction_output_ratio": Figure("ratio", at_most=1.1),
-        "compaction_peak_disk_ratio": Figure("ratio", at_most=2.5),
-        "compaction_write_amplification": Figure("ratio", at_most=5),
-        "compaction_seconds": Figure("s"),
-        **log_amplification.figures(),
-        **log_reading.figures(),
-        **log_cold.figures(),
-    }
+    figures = empty_figures()
     if "append" in parts:
         _append(min(appended, changes), commits, runs, figures)
     if "compaction" in parts:
@@ -98,6 +83,26 @@ def run(
         for seed in range(runs):
             _cold(np.random.default_rng(seed), QUICK_COLD if quick else COLD, figures).measure()
     return runs, figures
+
+
+def empty_figures() -> dict[str, Figure]:
+    """Return the figures without values."""
+    return {
+        "append_ratio_at_100k_commits": Figure("ratio", at_least=0.9),
+        "append_changes_per_second": Figure("changes/s"),
+        "append_p99_ms": Figure("ms"),
+        "open_writer_ms": Figure("ms"),
+        "open_reader_ms": Figure("ms"),
+        "open_ratio_at_100k_commits": Figure("ratio", at_most=1.25),
+        "compaction_rows_per_second": Figure("changes/s", at_least=200_000),
+        "compaction_output_ratio": Figure("ratio", at_most=1.1),
+        "compaction_peak_disk_ratio": Figure("ratio", at_most=2.5),
+        "compaction_write_amplification": Figure("ratio", at_most=5),
+        "compaction_seconds": Figure("s"),
+        **log_amplification.figures(),
+        **log_reading.figures(),
+        **log_cold.figures(),
+    }
 
 
 def _append(changes: int, commits: int, runs: int, figures: dict[str, Figure]) -> None:
