@@ -1,6 +1,7 @@
 """The delivery loop: window of the log → events → destination → progress, one window after another.
 
 A destination may collect: while the delivery is behind, it gets several windows before they are committed together.
+`batch_state` has the states of such a batch, and what follows from a commit, a refusal and an error in each.
 
 Order is kept for events of one topic and key: an event that the destination refuses becomes a dead letter, and later
 events of its key wait in the log until a person retries or discards it. Other keys continue.
@@ -12,10 +13,12 @@ destination that stores the progress together with the events gets nothing twice
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
 from cdc.config.deliveries import DeliverySettings, StartAt
+from cdc.delivery.batch_state import BatchState, Idle, OneWindow, SentBatch, unnamed_refusal
 from cdc.delivery.delivery_figures import DeliveryFigures
 from cdc.delivery.destinations.contract import CollectsWindows, Destination, EventsRefused
 from cdc.delivery.event_source import EventSource, EventWindow, WindowPart
@@ -27,6 +30,8 @@ from cdc.position import Position
 
 STORE_EVERY: Final = 5.0
 """Seconds between two stores of a progress that changed only because the log has rows without events."""
+KEY_ATTEMPTS: Final = 5
+"""Maximum number of times that `retry` sends a key: Kafka names a refused event at the third one."""
 
 
 class DeliveryLoop:
@@ -40,25 +45,17 @@ class DeliveryLoop:
         store: ProgressFile,
         figures: DeliveryFigures,
     ) -> None:
-        self._log, self._source, self._destination, self._store = log, source, destination, store
+        self._log = log
+        self._source = source
+        self._destination = destination
+        self._store = store
         self._figures = figures
         self._progress = self._stored = Progress(log_id=log.log_id)
         self._stored_at = 0.0
         self._doubt: CdcError | None = None
         """Why the stored progress cannot be used; a rewind replaces it."""
-        self._window: EventWindow | None = None
-        """Window that is sent, or sent again because the destination has refused events of it.
-
-        None while several windows are sent together: the loop keeps the events of one only.
-        """
+        self._state: BatchState = Idle()
         self._collects_for = destination.collect_seconds if isinstance(destination, CollectsWindows) else 0.0
-        self._tried_upto = Position(0)
-        """End of the window that was sent last."""
-        self._alone_upto = Position(0)
-        """Position up to which each window is committed alone, because one of several windows has failed.
-
-        Then it is known which window has the refused events, and the windows before an error are delivered.
-        """
 
     @property
     def progress(self) -> Progress:
@@ -101,49 +98,52 @@ class DeliveryLoop:
         Raises an error with Reaction.RETRY if the destination is not available. The caller then closes and opens the
         loop again.
         """
-        self._window = self._window or self._source.next(self._progress)
-        if self._window is None:
-            if self._progress != self._stored and self._is_store_due(self._progress):
-                self._committed(self._progress)
-            return False
+        if isinstance(self._state, Idle):
+            window = self._source.next(self._progress)
+            if window is None:
+                if self._progress != self._stored and self._is_store_due(self._progress):
+                    self._committed(self._progress)
+                return False
+            self._state = self._state.begin(window)
         try:
-            self._send_batch(self._window)
-        except EventsRefused as refused:
-            if self._window is None:
-                self._begin_again()
-            else:
-                self._reopen()
-                self._progress = _with_letters(self._progress, self._window, refused)
-                self._figures.record_parked(self._progress)
-        except CdcError as exc:
-            if self._window is not None or exc.reaction is Reaction.HALT:
-                raise
-            self._begin_again()
+            self._send_batch(self._state)
+        except (EventsRefused, CdcError) as error:
+            self._recover(self._state, error)
         return True
 
-    def _begin_again(self) -> None:
-        """After an error in one of several windows, continue from the stored progress, and commit each one alone."""
-        if (content := self._reopen()) is not None:  # only now the outcome of a commit that failed is known
-            self._progress = self._stored = self._parsed(content)
-        self._alone_upto = self._tried_upto
-
-    def _send_batch(self, window: EventWindow) -> None:
+    def _send_batch(self, state: SentBatch) -> None:
         """Send and commit a window, with windows after it if the delivery is behind and the destination collects."""
-        began, progress, sent = time.monotonic(), self._progress, 0
+        progress = self._progress
+        sent = 0
+        ends_at = time.monotonic() + self._collects_for
         while True:
-            self._tried_upto = window.upto
-            self._figures.begin_window(window)
-            progress, events = self._sent(window, progress)
+            self._figures.begin_window(state.window)
+            progress, events = self._send_window(state.window, progress)
             sent += events
-            is_due = time.monotonic() - began >= self._collects_for or window.upto <= self._alone_upto
-            following = None if is_due or window.window.is_last else self._following(progress)
+            following = self._following(progress) if state.may_grow and time.monotonic() < ends_at else None
             if following is None:
                 break
-            window, self._window = following, None
+            self._state = state = state.add(following)
         if sent or self._is_store_due(progress):
-            progress = self._committed(progress, window)
-        self._window, self._progress = None, progress
-        self._figures.record_window(window, progress, sent)
+            progress = self._committed(progress, state.window)
+        self._state = state.commit()
+        self._progress = progress
+        self._figures.record_window(state.window, progress, sent)
+
+    def _recover(self, failed: SentBatch, error: EventsRefused | CdcError) -> None:
+        """After an error in a batch, open the destination again and make the dead letters; raises what ends the loop.
+
+        failed: the state in which the error came.
+        """
+        self._state = Idle()
+        following = failed.recover(error)
+        content = self._reopen()  # only now the outcome of a commit that failed is known
+        if isinstance(following, OneWindow):
+            self._progress = _with_letters(self._progress, following.window, following.refused)
+            self._figures.record_parked(self._progress)
+        elif content is not None:
+            self._progress = self._stored = self._parsed(content)
+        self._state = following
 
     def _following(self, progress: Progress) -> EventWindow | None:
         """Return the next window; None if it cannot be read, which the next step reports."""
@@ -155,22 +155,26 @@ class DeliveryLoop:
     def retry(self, letter: ParkedKey) -> None:
         """Send all events of a parked key, from the first one that was refused; raises the error of a new refusal.
 
-        If a TRUNCATE of the table was sent since, only the events after it are.
+        If a TRUNCATE of the table was sent since, only the events after it are. Raises DestinationUnavailable if the
+        destination refuses them and names none.
         """
-        try:
-            for events in self._source.events_of_key(letter, self._progress):
-                self._destination.send(events)
-            self._progress = self._committed(self._progress.without(letter.identity))
-        except EventsRefused as refused:
-            self._reopen()
-            if refused.refused:
-                raise next(iter(refused.refused.values())) from refused
-            self.retry(letter)
-        except CdcError as exc:
-            if exc.reaction is not Reaction.RETRY:
+        for _ in range(KEY_ATTEMPTS):
+            try:
+                for events in self._source.events_of_key(letter, self._progress):
+                    self._destination.send(events)
+                self._progress = self._committed(self._progress.without(letter.identity))
+            except EventsRefused as refused:
                 self._reopen()
-            raise
-        self._figures.record_parked(self._progress)
+                if refused.refused:
+                    raise next(iter(refused.refused.values())) from refused
+            except CdcError as exc:
+                if exc.reaction is not Reaction.RETRY:
+                    self._reopen()
+                raise
+            else:
+                self._figures.record_parked(self._progress)
+                return
+        raise unnamed_refusal(f"events of a parked key of topic {letter.topic!r}")
 
     def discard(self, letter: ParkedKey) -> None:
         """Remove a dead letter: events of its key are sent again, beginning after the present position."""
@@ -195,7 +199,8 @@ class DeliveryLoop:
         )
         if self._doubt is not None and not self._destination.stores_progress:
             self._store.begin_again(progress)
-        self._window, self._progress = None, self._committed(progress)
+        self._progress = self._committed(progress)
+        self._state = Idle()
         self._doubt = None
         self._figures.record_opened(self._progress)
 
@@ -203,18 +208,19 @@ class DeliveryLoop:
         """Disconnect from the destination."""
         self._destination.close()
 
-    def _sent(self, window: EventWindow, progress: Progress) -> tuple[Progress, int]:
-        """Send the events of the window after a progress; return the progress after it, and the number of events."""
-        progress, sent = replace(progress, position=window.upto, bootstrap=window.window.bootstrap), 0
+    def _send_window(self, window: EventWindow, progress: Progress) -> tuple[Progress, int]:
+        """Send the window's events; return the new progress and the number sent."""
+        progress = replace(progress, position=window.upto, bootstrap=window.window.bootstrap)
+        sent = 0
         for part in window.parts:
             progress = _with_refused(progress, part)
-            events = part.unparked(progress)
+            events = part.sendable(progress)
             try:
                 self._destination.send(events)
             except EventsRefused as refused:
                 if not refused.others_acknowledged:
                     raise
-                progress = _with_letters(progress, window, refused)
+                progress = _with_letters(progress, window, refused.refused)
             sent += len(events)
             progress = replace(progress, dropped=progress.dropped + part.selection.dropped)
         hit("delivery_sent")
@@ -225,16 +231,21 @@ class DeliveryLoop:
 
         window: the window whose events the batch has.
         """
-        try:
-            self._destination.commit(progress.to_json())
-        except EventsRefused as refused:
-            if window is None or not refused.others_acknowledged:
-                raise
-            return self._committed(_with_letters(progress, window, refused))
+        while True:
+            try:
+                self._destination.commit(progress.to_json())
+            except EventsRefused as refused:
+                # each of these repetitions makes a dead letter of an event at least
+                if window is None or not refused.others_acknowledged or not refused.refused:
+                    raise
+                progress = _with_letters(progress, window, refused.refused)
+            else:
+                break
         hit("delivery_acknowledged")
         if not self._destination.stores_progress:
             self._store.write(progress)
-        self._stored, self._stored_at = progress, time.monotonic()
+        self._stored = progress
+        self._stored_at = time.monotonic()
         return progress
 
     def _is_store_due(self, progress: Progress) -> bool:
@@ -283,13 +294,16 @@ def _with_refused(progress: Progress, part: WindowPart) -> Progress:
     return progress
 
 
-def _with_letters(progress: Progress, window: EventWindow, refused: EventsRefused) -> Progress:
-    """Return the progress with the keys of refused events; raises the reason if an event has no key to park."""
-    waiting: dict[str, CdcError] = dict(refused.refused)
-    for part in window.parts:
-        for number, event in enumerate(part.encoded.events if waiting else ()):
-            if (reason := waiting.pop(event.id, None)) is not None:
+def _with_letters(progress: Progress, window: EventWindow, refused: Mapping[str, CdcError]) -> Progress:
+    """Return the progress with the keys of refused events as dead letters.
+
+    refused: id of each event → the reason, which is raised for an event without a key.
+    """
+    reasons = dict(refused)
+    for part in window.parts if reasons else ():
+        for number, event in enumerate(part.encoded.events):
+            if (reason := reasons.pop(event.id, None)) is not None:
                 progress = progress.parking(part.encoded.letters(number), reason)
-    for reason in waiting.values():
+    for reason in reasons.values():
         raise reason
     return progress

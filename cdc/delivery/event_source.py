@@ -39,8 +39,8 @@ class WindowPart(NamedTuple):
     encoded: EventPart
     selection: Selection
 
-    def unparked(self, progress: Progress) -> Sequence[Event]:
-        """Return the events that do not wait behind a dead letter, and the event that reports a gap."""
+    def sendable(self, progress: Progress) -> Sequence[Event]:
+        """Return the events whose key has no dead letter, and the event that reports a gap."""
         events = self.encoded.events
         if progress.parked:
             events = [event for number, event in enumerate(events) if not self._waits(number, progress)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -12,7 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from cdc.delivery.destinations.contract import Event
+from cdc.delivery.delivery_loop import KEY_ATTEMPTS
+from cdc.delivery.destinations.contract import Event, EventsRefused
 from cdc.delivery.progress import FOLDER, Progress, check_progress, delivery_uuid
 from cdc.errors import (
     DeadLetterLimitExceeded,
@@ -228,6 +230,44 @@ def test_a_retry_that_is_refused_again_sends_nothing(root: Path):
             loop.retry(letter)
         assert destination.delivered == before
         assert letter.identity in loop.progress.parked
+
+
+class NamelessDestination(PlannedDestination):
+    """Refuses events without a name for them, from a point on."""
+
+    names_none = False
+
+    def send(self, events: Sequence[Event]) -> None:
+        """Refuse everything after the switch."""
+        self.sends += 1
+        if self.names_none:
+            raise EventsRefused({})
+        self.sends -= 1
+        super().send(events)
+
+
+def test_a_retry_ends_if_the_destination_never_names_the_refused_event(root: Path):
+    destination = NamelessDestination()
+    destination.refused = refused_key("3", after=(60, 0))
+    with LoopRun(root, destination) as loop:
+        drain(loop)
+        letter = next(iter(loop.progress.parked.values()))
+        destination.names_none = True
+        before = destination.sends
+        with pytest.raises(DestinationUnavailable, match="does not say which"):
+            loop.retry(letter)
+
+    assert destination.sends - before == KEY_ATTEMPTS
+    assert letter.identity in loop.progress.parked
+
+
+def test_a_window_ends_with_an_error_if_the_destination_never_names_the_refused_event(root: Path):
+    destination = NamelessDestination()
+    destination.names_none = True
+    with LoopRun(root, destination, batch=1) as loop, pytest.raises(DestinationUnavailable, match="does not say which"):
+        drain(loop)
+
+    assert destination.delivered == []
 
 
 def test_a_discarded_key_continues_with_its_next_event(tmp_path: Path):
