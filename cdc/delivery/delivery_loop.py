@@ -31,7 +31,7 @@ from cdc.position import Position
 STORE_EVERY: Final = 5.0
 """Seconds between two stores of a progress that changed only because the log has rows without events."""
 KEY_ATTEMPTS: Final = 5
-"""Maximum number of times that `retry` sends a key: Kafka names a refused event at the third one."""
+"""Maximum number of times that `retry` sends a key: Kafka names a refused event at the second one."""
 
 
 class DeliveryLoop:

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from contextlib import closing, suppress
 from time import monotonic
 from typing import Any, ClassVar, Final
 
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
 from cdc import failpoint
@@ -24,6 +25,7 @@ from cdc.delivery.destinations.contract import DeliveryIdentity, Event, EventsRe
 from cdc.delivery.destinations.event_columns import EventColumns
 from cdc.delivery.destinations.kafka_bulk import BulkSender
 from cdc.delivery.destinations.kafka_client import (
+    PYTHON_SETTINGS,
     REFUSED,
     SLICE,
     TOO_LARGE,
@@ -31,8 +33,8 @@ from cdc.delivery.destinations.kafka_client import (
     client_settings,
     producer_settings,
     repeat,
-    serve,
 )
+from cdc.delivery.destinations.kafka_producer import KafkaMessage, KafkaProducer
 from cdc.delivery.destinations.kafka_progress import PARTITION, TOPIC_CONFIG, StoredProgress
 from cdc.delivery.destinations.kafka_topics import TopicDirectory, is_possible_name
 from cdc.errors import CdcError, DeliveryError, DeliveryFenced, DestinationUnavailable, EventRefused, EventTooLarge
@@ -64,13 +66,9 @@ class KafkaDestination:
         self._progress_topic = settings.progress_topic or f"cdc.progress.{identity}"
         self._errors = ClientErrors("")
         self._client: dict[str, Any] = {}
-        self._producer: Producer | None = None
+        self._producer: KafkaProducer | None = None
         self._bulk: BulkSender | None = None
-        """Passes columns of events to the producer; None if its version is not known."""
-        self._unreported = False
-        """Whether the open transaction has events whose failure would not be reported for each."""
-        self._with_reports = False
-        """Whether no event is passed without a report: an earlier transaction has failed without one."""
+        """Passes columns of events to the producer."""
         self._topics: TopicDirectory | None = None
         self._began: float | None = None
         """When the open transaction was begun."""
@@ -107,17 +105,16 @@ class KafkaDestination:
         refused = _require_topics(topics, events)
         if self._suspected:
             refused |= self._send_each(events, set(refused))
-        elif (columns := self._columns_of(events, refused)) is not None:
-            refused |= self._send_columns(producer, columns)
         else:
-            refused |= self._send(producer, events, refused)
+            accepted = [event for event in events if event.id not in refused] if refused else events
+            refused |= self._send_together(producer, accepted)
         if refused:
             raise EventsRefused(refused)
         self._check()
 
     def commit(self, progress: bytes) -> None:
         producer, _ = self._transaction()
-        self._produce_later(producer, (self._progress_topic, progress, self._key, PARTITION), [])
+        self._produce_later(producer, KafkaMessage(self._progress_topic, progress, self._key, partition=PARTITION))
         failpoint.hit("kafka_progress_sent")
         self._flush(producer)
         failpoint.hit("kafka_flushed")
@@ -125,39 +122,35 @@ class KafkaDestination:
             repeat(producer.commit_transaction, self._errors, "a transaction was not committed", self._settings.timeout)
         except DeliveryFenced as exc:
             raise self._fenced(exc) from exc
-        except DestinationUnavailable:
-            raise  # it may have been committed
-        except DeliveryError as exc:
-            self._ask_for_reports(exc)
-            raise
         failpoint.hit("kafka_committed")
-        self._began, self._unanswered, self._unreported = None, 0, False
+        self._began = None
+        self._unanswered = 0
         if self._suspected:
             self._trust_again()
-        self._with_reports = False
 
     def close(self) -> None:
         producer, self._producer, self._bulk, self._topics = self._producer, None, None, None
-        began, self._began, self._unreported = self._began, None, False
-        if producer is None or began is None or self._errors.fatal is not None:
+        began, self._began = self._began, None
+        if producer is None:
             return
-        producer.purge()
-        try:
-            producer.abort_transaction(_ABORT_SECONDS)
-        except KafkaException:
-            return  # the next `open` aborts it
+        if began is not None and self._errors.fatal is None:
+            producer.purge()
+            with suppress(KafkaException):  # the next `open` aborts it
+                producer.abort_transaction(_ABORT_SECONDS)
+        producer.close()
 
-    def _new_producer(self, client: dict[str, Any]) -> Producer:
+    def _new_producer(self, client: dict[str, Any]) -> KafkaProducer:
         """A client whose transactions are initialized: no earlier one can commit, or has an open transaction."""
         errors = self._errors
+        shared = {name: value for name, value in client.items() if name not in PYTHON_SETTINGS}
         own = producer_settings(self._settings, self._transactional_id, self._batch_size)
         try:
-            producer = Producer({**client, **own, "on_delivery": errors.note_event})
+            producer = KafkaProducer({**shared, **own}, errors)
         except KafkaException as exc:
             raise errors.meaning(exc.args[0], "the client does not start") from exc
 
         def initialize(seconds: float) -> None:
-            serve(producer.poll, errors, 0)
+            producer.poll(0)
             producer.init_transactions(seconds)
 
         self._unanswered += 1
@@ -166,10 +159,12 @@ class KafkaDestination:
         failpoint.hit("kafka_initialized")
         return producer
 
-    def _use(self, producer: Producer) -> None:
-        self._producer, self._bulk = producer, BulkSender.of(producer)
+    def _use(self, producer: KafkaProducer) -> None:
+        if self._producer is not None:
+            self._producer.close()
+        self._producer, self._bulk = producer, BulkSender(producer)
 
-    def _transaction(self) -> tuple[Producer, TopicDirectory]:
+    def _transaction(self) -> tuple[KafkaProducer, TopicDirectory]:
         """Begin a transaction unless one is open; return the client and the topics."""
         if self._producer is None or self._topics is None:
             raise DestinationUnavailable("the Kafka client is closed")
@@ -181,40 +176,29 @@ class KafkaDestination:
             self._began = monotonic()
         return self._producer, self._topics
 
-    def _columns_of(self, events: Sequence[Event], refused: dict[str, CdcError]) -> EventColumns | None:
-        """Return the events if all of them can be passed to the client as columns."""
-        if self._bulk is None or self._with_reports or refused or not isinstance(events, EventColumns):
-            return None
-        return events if events.fields is not None and events.fields.more_headers is None else None
-
-    def _send_columns(self, producer: Producer, events: EventColumns) -> dict[str, CdcError]:
-        """Pass columns of events to the client; return the events that it refuses."""
-        fields, refused, first = events.fields, dict[str, CdcError](), 0
-        assert self._bulk is not None and fields is not None  # noqa: S101, PT018 - see _columns_of
-        self._unreported = True
-        while (first := self._bulk.send(fields, first)) < len(events):
-            # it has no room, or will never take this event
-            refused |= self._send(producer, fields.slice(first, first + 1).events(), {})
-            first += 1
-        return refused
-
-    def _send(self, producer: Producer, events: Sequence[Event], skipped: dict[str, CdcError]) -> dict[str, CdcError]:
+    def _send_together(self, producer: KafkaProducer, events: Sequence[Event]) -> dict[str, CdcError]:
         """Pass the events to the client; return those that it refuses."""
         refused: dict[str, CdcError] = {}
-        produce = producer.produce
-        for event in events:
-            name, _, _, topic, key, value, headers = event
-            if skipped and name in skipped:
-                continue
-            try:
-                produce(topic, value, key, headers=list(headers))
-            except BufferError:
-                self._produce_later(producer, (topic, value, key), list(headers))
-            except KafkaException as exc:
-                if exc.args[0].code() not in TOO_LARGE:
-                    self._fail(exc)
-                refused[name] = self._too_large(event)
+        assert self._bulk is not None  # noqa: S101 - it belongs to the producer
+        with closing(self._bulk.send(events)) as left_out:
+            for index in left_out:
+                fields = events.fields if isinstance(events, EventColumns) else None
+                event = events[index] if fields is None else fields.slice(index, index + 1).events()[0]
+                refused |= self._send(producer, event)  # the client had no room, or will never take it
         return refused
+
+    def _send(self, producer: KafkaProducer, event: Event) -> dict[str, CdcError]:
+        """Pass an event to the client as soon as it has room; return the event if the client refuses it."""
+        message = KafkaMessage(event.topic, event.value, event.key, event.headers)
+        try:
+            producer.produce(message)
+        except BufferError:
+            self._produce_later(producer, message)
+        except KafkaException as exc:
+            if exc.args[0].code() not in TOO_LARGE:
+                self._fail(exc)
+            return {event.id: self._too_large(event)}
+        return {}
 
     def _send_each(self, events: Sequence[Event], skipped: set[str]) -> dict[str, CdcError]:
         """Send each event of the suspected topics alone; return those that a broker refuses, with the transaction.
@@ -227,7 +211,7 @@ class KafkaDestination:
             if event.id in skipped:
                 continue
             producer, _ = self._transaction()
-            refused |= self._send(producer, [event], {})
+            refused |= self._send(producer, event)
             if event.topic not in self._suspected or event.id in refused:
                 continue
             try:
@@ -258,14 +242,14 @@ class KafkaDestination:
             remedy="raise 'max_event_size', and 'message.max.bytes' of the brokers, then run 'cdc dlq retry SINK'",
         )
 
-    def _produce_later(self, producer: Producer, message: tuple[Any, ...], headers: list[tuple[str, bytes]]) -> None:
-        """Wait until the client has room for a message; message: topic, value, key, and perhaps the partition."""
+    def _produce_later(self, producer: KafkaProducer, message: KafkaMessage) -> None:
+        """Wait until the client has room for a message."""
         deadline = monotonic() + self._settings.timeout
         while True:
             try:
-                producer.produce(*message, headers=headers)
+                producer.produce(message)
             except BufferError:
-                if serve(producer.poll, self._errors):
+                if producer.poll(SLICE):
                     deadline = monotonic() + self._settings.timeout
                 self._check(deadline, "events wait to be sent")
             except KafkaException as exc:
@@ -273,10 +257,10 @@ class KafkaDestination:
             else:
                 return
 
-    def _flush(self, producer: Producer) -> None:
+    def _flush(self, producer: KafkaProducer) -> None:
         """Return when brokers have acknowledged every event."""
-        deadline, waiting = monotonic() + self._settings.timeout, len(producer)
-        while left := serve(producer.flush, self._errors):
+        deadline, waiting = monotonic() + self._settings.timeout, producer.waiting
+        while left := producer.flush(SLICE):
             if left < waiting:
                 deadline, waiting = monotonic() + self._settings.timeout, left
             self._check(deadline, "events were not acknowledged")
@@ -285,7 +269,7 @@ class KafkaDestination:
     def _check(self, deadline: float = math.inf, what: str = "") -> None:
         """Raise an error that the client has reported, or one for brokers that have not answered until a deadline."""
         if self._producer is not None:
-            serve(self._producer.poll, self._errors, 0)
+            self._producer.poll(0)
         if self._errors.failed or self._errors.fatal:
             self._fail()
         if monotonic() >= deadline:
@@ -297,7 +281,7 @@ class KafkaDestination:
         # the client has failed before this call did, and may not have reported yet why
         seconds = SLICE if isinstance(exc, KafkaException) and exc.args[0].code() in _FAILED_BEFORE else 0
         if self._producer is not None and not (errors.failed or errors.fatal):
-            serve(self._producer.poll, errors, seconds)
+            self._producer.poll(seconds)
         failed = errors.failed
         if errors.fatal is None and failed is not None and self._is_refusal(*failed):
             error, topic = failed
@@ -308,18 +292,8 @@ class KafkaDestination:
             errors.check()
         except DeliveryFenced as fenced:
             raise self._fenced(fenced) from exc
-        self._ask_for_reports(exc)
         error = exc.args[0] if isinstance(exc, KafkaException) else KafkaError(KafkaError._FAIL, str(exc))
         raise errors.meaning(error, "events cannot be sent") from exc
-
-    def _ask_for_reports(self, exc: Any) -> None:
-        """Raise EventsRefused if the transaction may have failed because of an event whose failure is not reported.
-
-        The batch comes again, and each of its events is then passed with a callback.
-        """
-        if self._unreported and self._errors.fatal is None:
-            self._with_reports = True
-            raise EventsRefused({}) from exc
 
     def _is_refusal(self, error: KafkaError, topic: str) -> bool:
         return error.code() in REFUSED and topic != self._progress_topic

@@ -45,8 +45,6 @@ REFUSED: Final = (
 )
 """Codes with which a broker refuses what was sent; the same is refused again."""
 _PURGED: Final = (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)
-_LOST: Final = "returned NULL without setting an exception"
-"""Message of a SystemError in whose place the client should have raised another error."""
 _KINDS: Final[dict[int, type[DeliveryError]]] = {
     **dict.fromkeys(REFUSED, EventRefused),
     **dict.fromkeys(TOO_LARGE, EventTooLarge),
@@ -98,8 +96,11 @@ class RareLines(logging.Filter):
         return True
 
 
-_LOG: Final = logging.getLogger("cdc.delivery.kafka")
-_LOG.addFilter(RareLines())
+LOG: Final = logging.getLogger("cdc.delivery.kafka")
+"""Log of all clients."""
+LOG.addFilter(RareLines())
+PYTHON_SETTINGS: Final = ("logger", "error_cb")
+"""Names in `client_settings` that confluent-kafka knows, and the C library below it does not."""
 
 
 def client_settings(settings: KafkaDelivery, name: str, errors: ClientErrors) -> dict[str, Any]:
@@ -109,7 +110,7 @@ def client_settings(settings: KafkaDelivery, name: str, errors: ClientErrors) ->
         "bootstrap.servers": ",".join(settings.servers),
         "client.id": name,
         "socket.timeout.ms": _milliseconds(settings.timeout),
-        "logger": _LOG,
+        "logger": LOG,
         "error_cb": errors.note,
         "security.protocol": ("sasl_" if settings.login else "") + ("ssl" if settings.uses_tls else "plaintext"),
     }
@@ -176,10 +177,10 @@ class ClientErrors:
         else:
             self._connection = error
 
-    def note_event(self, error: KafkaError | None, message: Any) -> None:
-        """Callback of the client for an event that was not delivered."""
-        if error is not None and error.code() not in _PURGED and self.failed is None:
-            self.failed = error, message.topic()
+    def note_event(self, error: KafkaError, topic: str) -> None:
+        """Callback of the client for an event of a topic that was not delivered."""
+        if error.code() not in _PURGED and self.failed is None:
+            self.failed = error, topic
 
     def check(self) -> None:
         """Raise the error of an event or of the client, if there is one."""
@@ -209,21 +210,6 @@ class ClientErrors:
         if code in _SETTINGS:
             return DeliveryError(message, remedy=_SETTINGS[code])
         return _KINDS.get(code, DestinationUnavailable)(message)
-
-
-def serve(call: Callable[[float], int], errors: ClientErrors, seconds: float = SLICE) -> int:
-    """Call `poll` or `flush` of a client, which run the callbacks; return its answer."""
-    try:
-        return call(seconds)
-    except (KafkaException, SystemError) as exc:
-        # a fatal error is raised here instead of passed to a callback, and becomes the cause of a SystemError if
-        # another callback follows, or is lost: then the next call of the client raises it
-        cause = exc.__cause__ if isinstance(exc, SystemError) else exc
-        if isinstance(cause, KafkaException):
-            errors.fatal = errors.fatal or cause.args[0]
-        elif cause is not None or _LOST not in str(exc):
-            raise
-        return 1
 
 
 def repeat(call: Callable[[float], Any], errors: ClientErrors, what: str, timeout: float) -> None:

@@ -1,20 +1,20 @@
-"""Events that are passed to the Kafka client as columns arrive as those that are passed one by one."""
+"""Events that are passed to the Kafka client many at a time arrive as they are, from columns and from lists."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from random import Random
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from confluent_kafka import Producer
 
 from cdc.delivery.destinations.contract import ID_HEADER, POSITION_HEADER, XID_HEADER, Event, EventsRefused
 from cdc.delivery.destinations.event_columns import EventColumns, EventFields
 from cdc.delivery.destinations.kafka import KafkaDestination
-from cdc.delivery.destinations.kafka_bulk import AT_ONCE, BulkSender
+from cdc.delivery.destinations.kafka_bulk import AT_ONCE
 from cdc.errors import CdcError, EventTooLarge
 from tests.delivery.destinations.receivers.kafka import LARGEST, admin_client, committed, delivery, identity
 from tests.delivery.destinations.test_kafka import create
@@ -81,6 +81,22 @@ def test_a_consumer_gets_every_event_as_it_is(kafka: SharedKafka, kind: pa.DataT
         ]
 
 
+@pytest.mark.parametrize("are_columns", [True, False])
+def test_events_may_have_any_number_of_headers(kafka: SharedKafka, are_columns: bool) -> None:
+    names = ["content-type", "a", "ü"]
+    further = [tuple((name, b"%d\0" % number) for name in names[: number % 4]) for number in range(2 * AT_ONCE)]
+    fields = replace(
+        columns([f"{kafka.prefix}a", f"{kafka.prefix}b"], random_contents(2 * AT_ONCE), pa.binary()),
+        more_headers=further,
+    )
+    with closing(opened(kafka, topics={"partitions": 1})) as destination:
+        destination.send(EventColumns(fields) if are_columns else fields.events())
+        destination.commit(b"done")
+
+    found = {one.id: (one.key, one.value, one.headers) for one in committed(kafka.address.plain, kafka.prefix)}
+    assert found == {event.id: (event.key, event.value, event.headers) for event in fields.events()}
+
+
 def test_no_event_is_made(kafka: SharedKafka) -> None:
     events = EventColumns(columns([f"{kafka.prefix}a"], [(b"k", b"v")] * 10, pa.binary()))
     with closing(opened(kafka)) as destination:
@@ -125,17 +141,10 @@ def test_an_event_that_a_broker_refuses_is_found_when_the_batch_comes_again(kafk
     deliver(destination, fields.slice(0, 1))  # as columns again
     destination.close()
 
-    assert (attempts, progress) == ([{}, {}, attempts[-1]], None)
+    assert (attempts, progress) == ([{}, attempts[-1]], None)
     assert [*attempts[-1]] == ["L/1/2"]
     found = [one.id for one in committed(kafka.address.plain, topic)]
     assert found == [event.id for event in fields.events() if event.ordinal != 2 or event.position != 1] + ["L/0/0"]
-
-
-def test_the_objects_of_another_version_are_not_known(kafka: SharedKafka) -> None:
-    producer = Producer({"bootstrap.servers": kafka.address.plain})
-
-    assert BulkSender.of(producer, "9.9.9") is None
-    assert BulkSender.of(producer) is not None, "look whether the handle of the new version is at the same place"
 
 
 def test_headers_are_those_of_the_contract(kafka: SharedKafka) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, Message
+from confluent_kafka import KafkaError
 
 from cdc.delivery.destinations.kafka_client import (
     LOGGED_EVERY,
@@ -15,7 +14,6 @@ from cdc.delivery.destinations.kafka_client import (
     RareLines,
     client_settings,
     producer_settings,
-    serve,
 )
 from cdc.errors import (
     CdcError,
@@ -126,38 +124,13 @@ def test_a_probable_cause_explains_a_silence() -> None:
 
 def test_the_first_error_of_an_event_counts_and_a_purged_event_is_none() -> None:
     errors = ClientErrors("Kafka")
-    errors.note_event(KafkaError(KafkaError._PURGE_QUEUE), Message("purged"))
+    errors.note_event(KafkaError(KafkaError._PURGE_QUEUE), "purged")
     errors.check()
-    errors.note_event(KafkaError(KafkaError.INVALID_RECORD), Message("first"))
-    errors.note_event(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE), Message("second"))
+    errors.note_event(KafkaError(KafkaError.INVALID_RECORD), "first")
+    errors.note_event(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE), "second")
 
     with pytest.raises(EventRefused, match="first"):
         errors.check()
-
-
-def raising(error: BaseException, cause: BaseException | None = None) -> Callable[[float], int]:
-    def call(_seconds: float) -> int:
-        raise error from cause
-
-    return call
-
-
-def test_a_fatal_error_is_noted_that_a_call_raises_or_hides_in_another_error() -> None:
-    fenced = KafkaException(KafkaError(KafkaError._FENCED, "fenced", fatal=True))
-    for call in (raising(fenced), raising(SystemError("flush returned a result with an exception set"), fenced)):
-        errors = ClientErrors("Kafka")
-        assert serve(call, errors) == 1
-        with pytest.raises(DeliveryFenced):
-            errors.check()
-
-
-def test_an_error_that_a_call_lost_is_left_to_the_next_call_and_any_other_is_raised() -> None:
-    errors = ClientErrors("Kafka")
-    assert serve(raising(SystemError("<flush> returned NULL without setting an exception")), errors) == 1
-    assert errors.fatal is None
-    for error in (SystemError("bad argument to internal function"), ValueError("not of the client")):
-        with pytest.raises(type(error)):
-            serve(raising(error), errors)
 
 
 def test_a_line_that_repeats_is_logged_once_a_minute_for_each_broker() -> None:
