@@ -12,6 +12,7 @@
     │   ├── SourceUnreachable       exit 3, retried
     │   ├── PreflightFailed         exit 3
     │   ├── SourceRejectsConnection exit 3, retried slowly: a wrong password, or a connection limit
+    │   ├── LibpqUnusable           logged only: messages are received one by one
     │   ├── SlotInUse               retried: another reader streams from the slot
     │   ├── SlotBlocked             retried: old open transactions block the creation of the slot
     │   ├── SlotMissing
@@ -337,6 +338,17 @@ class SourceRejectsConnection(SourceError):
         "correct the password, role or limit that the server's message names; after a change of an environment "
         "variable restart the reader"
     )
+
+
+class LibpqUnusable(SourceError):
+    """The functions of libpq that the receive loop needs cannot be called directly.
+
+    The process continues: it receives messages one by one through psycopg, at half the speed.
+    """
+
+    code = "CDC-2004"
+    exit_code = ExitCode.ENVIRONMENT
+    remedy = "install psycopg again with its own libpq: uv pip install 'psycopg[binary]'"
 
 
 class SlotInUse(SourceError):
@@ -1327,7 +1339,7 @@ class EventSchemaRejected(DeliveryError):
 
 
 class ClientMissing(DeliveryError):
-    """The client library of a destination is not installed."""
+    """The client library of a destination is not installed, or cannot be used."""
 
     code = "CDC-7011"
     exit_code = ExitCode.ENVIRONMENT

@@ -1,30 +1,28 @@
 """Receiver of CopyData messages: a compiled loop over libpq's PQgetCopyData, without a Python object per message.
 
-The loop copies all buffered messages into one FrameBatch. psycopg has no function for that. So this module calls
-functions of the libpq that psycopg loaded, by their addresses. `PQgetCopyData` with async = 1 and `PQconsumeInput`
-never block. They use only the connection, which no other thread uses, so the loop can run without the GIL.
+The loop copies all buffered messages into one FrameBatch. `libpq` names the C functions that it calls. Where they
+cannot be called, messages are received one by one through psycopg, at half the speed.
 """
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import select
-import sys
 from contextlib import suppress
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
-from psycopg import pq
 
 from cdc.array_pool import ArrayPool
 from cdc.cached_njit import FunctionNotCached, cached_njit, only_cached
+from cdc.errors import LibpqUnusable
 from cdc.pgoutput.message_parser import KEEPALIVE_SIZE, FrameBatch
+from cdc.postgres import libpq
+from cdc.postgres.libpq import LibpqFunctions
 
 LIMIT: Final = 2 << 20
 """Number of bytes after which a batch ends: about 20,000 messages, and a few milliseconds of decoding."""
@@ -85,8 +83,8 @@ def _drain(
 ) -> tuple[np.ndarray, np.ndarray, int, int, bool]:
     """Append the messages in libpq's buffer to the `count` messages in `buffer`, until the buffer has `limit` bytes.
 
-    `addresses` begins with PGconn, PQgetCopyData, PQfreemem and memcpy. Return the buffer and the offsets (larger
-    arrays if these were too small), the number of messages, the status, and whether a keepalive requests a reply.
+    `addresses` has PGconn, then LibpqFunctions. Return the buffer and the offsets (larger arrays if these were too
+    small), the number of messages, the status, and whether a keepalive requests a reply.
     """
     connection, get_copy_data, free, copy = addresses[:4]
     message = np.zeros(1, np.int64)
@@ -122,8 +120,8 @@ def _gather(
 ) -> tuple[np.ndarray, np.ndarray, int, int]:
     """Append messages as `_drain` does, until `limit` bytes or until PATIENCE_MS pass without new input.
 
-    `addresses` has the addresses for `_drain`, then PQconsumeInput, poll and usleep. `previous` has the buffer, the
-    offsets and the number of messages. Return their new values and the status.
+    `addresses` is as in `_drain`. `previous` has the buffer, the offsets and the number of messages. Return their new
+    values and the status.
     """
     buffer, offsets, count = previous
     connection, consume, poll, rest = addresses[0], addresses[4], addresses[5], addresses[6]
@@ -265,46 +263,24 @@ def _drain_in_python(
 
 
 @lru_cache(maxsize=1)
-def load_functions() -> tuple[int, ...] | None:
-    """Return the addresses of the C functions in the order that `_gather` expects; None if they cannot be called."""
+def load_functions() -> LibpqFunctions | None:
+    """Return the C functions for the compiled loops, and compile these; None if the functions cannot be called."""
     try:
-        library, standard = ctypes.CDLL(_loaded_libpq()), ctypes.CDLL(None)
-        if library.PQlibVersion() != pq.version() or ctypes.sizeof(ctypes.c_void_p) != np.dtype(np.int64).itemsize:
-            raise OSError("the libpq that ctypes found is not the libpq of psycopg")  # noqa: TRY301 - one handler
-        # compile now, which takes seconds on the first run of an installation, and not while a server waits
-        nothing = np.empty(0, np.uint8), _empty_offsets(), 0
-        _drain(np.zeros(4, np.int64), 0, *nothing)
-        _gather(np.zeros(7, np.int64), _pollfd(0), 0, nothing)
-        called = (library.PQgetCopyData, library.PQfreemem, standard.memcpy, library.PQconsumeInput)
-        return tuple(map(_address, (*called, standard.poll, standard.usleep)))
-    except (OSError, AttributeError, TypeError) as error:
-        _log.warning("cannot call libpq directly, so data arrives one message at a time at half the speed: %s", error)
+        functions = libpq.load()
+    except LibpqUnusable as error:
+        _log.warning(
+            "data arrives one message at a time, at half the speed: %s %s; %s", error.code, error.message, error.fix
+        )
         return None
+    # compile now, which takes seconds on the first run of an installation, and not while a server waits
+    nothing = np.empty(0, np.uint8), _empty_offsets(), 0
+    _drain(np.zeros(4, np.int64), 0, *nothing)
+    _gather(np.zeros(7, np.int64), _pollfd(0), 0, nothing)
+    return functions
 
 
-def load_cached_functions() -> tuple[int, ...] | None:
+def load_cached_functions() -> LibpqFunctions | None:
     """Return the result of `load_functions`; None if the loops are not compiled yet."""
     with only_cached(), suppress(FunctionNotCached):
         return load_functions()
-    return None
-
-
-def _address(function: Any) -> int:
-    return ctypes.cast(function, ctypes.c_void_p).value or 0
-
-
-def _loaded_libpq() -> str | None:
-    """Return the path of the libpq that psycopg loaded; None if the path cannot be found."""
-    maps = Path("/proc/self/maps")
-    if maps.exists():
-        loaded = dict.fromkeys(
-            line.split(maxsplit=5)[5] for line in maps.read_text().splitlines() if "/libpq" in line and ".so" in line
-        )
-        paths = [path for path in loaded if Path(path).name.startswith("libpq")]
-        bundled = [path for path in paths if "psycopg_binary" in path]
-        if found := (bundled if pq.__impl__ == "binary" else paths):
-            return found[0]
-    if pq.__impl__ == "binary":
-        folder = Path(sys.modules["psycopg"].__path__[0]).parent / "psycopg_binary.libs"
-        return str(next(folder.glob("libpq-*"), "")) or None
     return None
