@@ -123,6 +123,7 @@ def _run(definition: Definition, catalog: Catalog, reporter: ProgressReporter, e
         spark, ended = SparkOnDemand.of(definition, thread), Event()
         session = partial(spark.session, "a compaction of the log is large")
         compaction = CompactionWorker(definition, catalog, reporter.figures, session, ended)
+        compaction.sinks_catch_up = lambda: any(sink.is_catching_up for sink in reporter.sinks)
         try:
             if _wait_for_log(definition, end):
                 if end.check is not None:

@@ -1,12 +1,15 @@
 """The thread of the apply process that compacts the log: at an interval, and for commands from the catalog.
 
 No sink waits for a compaction. Spark jobs of a compaction run in a separate scheduler pool, which gets the capacity
-that the sinks do not use. A failed compaction is logged and tried again.
+that the sinks do not use. While the sinks catch up, or copy a table, the compaction at the interval is put off, by one
+interval at most: it would take their cores, and what it wrote would soon be merged with the rest of the copy. A failed
+compaction is logged and tried again.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 FIRST_AFTER: Final = 60.0
-"""Maximum seconds from the start of the process to its first compaction; meanwhile the sinks catch up."""
+"""Maximum seconds from the start of the process to its first compaction; meanwhile the sinks open."""
 CHECK_EVERY: Final = 1.0
 """Maximum seconds between two checks for compaction commands in the catalog."""
 RETRY_AFTER: Final = 60.0
@@ -38,7 +41,10 @@ log = structlog.get_logger("compaction")
 
 
 class CompactionWorker(Thread):
-    """Thread that compacts the log of one pipeline until `stop` is set; `limits` may be changed before the start."""
+    """Thread that compacts the log of one pipeline until `stop` is set.
+
+    `limits` and `longest_delay` may be changed before the start.
+    """
 
     def __init__(
         self, definition: Definition, catalog: Catalog, recorder: metrics.Metrics, spark: StartSpark, stop: Event
@@ -51,6 +57,10 @@ class CompactionWorker(Thread):
         self._spark, self._stop_event = spark, stop
         self._is_local = SparkSettings.of(definition, "").local
         self.limits = CompactionLimits()
+        self.sinks_catch_up: Callable[[], bool] = lambda: False
+        """Whether the sinks catch up or copy a table, so that the compaction at the interval is put off."""
+        self.longest_delay = self._every
+        """Maximum seconds by which a compaction at the interval is put off."""
 
     def run(self) -> None:
         """Compact the log at the interval, and on commands from the catalog, until `stop` is set."""
@@ -58,12 +68,17 @@ class CompactionWorker(Thread):
         while not self._stop_event.wait(min(CHECK_EVERY, self._every or CHECK_EVERY)):
             for command in self._pending_commands():
                 self._answer(command)
-            if self._every and time.monotonic() >= due:
+            if self._every and self._is_due(due):
                 result = self._compact(self._root, everything=False)
                 if self._of_views is not None:
                     self._compact(self._of_views, everything=False)
                 delay = min(self._every, RETRY_AFTER) if isinstance(result, CdcError) else self._every
                 due = time.monotonic() + delay
+
+    def _is_due(self, due: float) -> bool:
+        """Return whether the compaction of the interval that ended at `due`, on the monotonic clock, begins now."""
+        late = time.monotonic() - due
+        return late >= self.longest_delay or (late >= 0 and not self.sinks_catch_up())
 
     def _answer(self, command: Command) -> None:
         result = self._compact(self._root, everything=bool(command.payload.get("everything")))

@@ -33,6 +33,8 @@ REPORT_EVERY: Final = 0.5
 """Seconds between two reports. A process is shown as down after five seconds without a report."""
 IDLE_REPORT_EVERY: Final = 1.0
 """Seconds from a report without news about a sink or table to the next report."""
+LATE: Final = 60.0
+"""Lag in seconds above which a sink catches up."""
 
 log = structlog.get_logger("apply")
 
@@ -193,7 +195,6 @@ class SinkFigures:
             delay = self._spark_delay() or self._reported_throttle
             if record is None and error is None:
                 return None
-            waits = 0.0 if self._pending is None else self._clock() - self._pending[1]
             committed_at = (
                 datetime.fromtimestamp(record.committed_at / 1e6, UTC) if record and record.committed_at else None
             )
@@ -201,10 +202,22 @@ class SinkFigures:
                 sink=self.sink,
                 position=record.position if record else 0,
                 committed_at=committed_at,
-                lag_seconds=max(self._lag, waits),
+                lag_seconds=self._present_lag(),
                 state="failed" if error else "running",
                 reason=f"{error.code} {error.message} → {error.fix}" if error else str(delay) if delay else None,
             )
+
+    def _present_lag(self) -> float:
+        return max(self._lag, 0.0 if self._pending is None else self._clock() - self._pending[1])
+
+    @property
+    def is_catching_up(self) -> bool:
+        """Whether the sink runs, and copies a table or is more than LATE seconds late."""
+        with self._lock:
+            if self._record is None or self._error is not None:
+                return False
+            copies = any(table.state == TargetState.SNAPSHOTTING for table in self._record.tables.values())
+            return copies or self._present_lag() > LATE
 
     def _spark_delay(self) -> str | None:
         """Return why a batch for Spark has not begun; None if no batch waits for Spark."""

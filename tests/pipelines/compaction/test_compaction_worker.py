@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
@@ -63,6 +63,23 @@ def running_worker(
     stop = Event()
     worker = CompactionWorker(definition, catalog, figures or metrics.Metrics(), spark, stop)
     worker.limits = limits
+    with until_stopped(worker, stop):
+        yield
+
+
+@contextmanager
+def worker_behind_sinks(
+    definition: Definition, catalog: Catalog, sinks_catch_up: Callable[[], bool], longest_delay: float = 3600.0
+) -> Iterator[None]:
+    stop = Event()
+    worker = CompactionWorker(definition, catalog, metrics.Metrics(), lambda: None, stop)
+    worker.sinks_catch_up, worker.longest_delay = sinks_catch_up, longest_delay
+    with until_stopped(worker, stop):
+        yield
+
+
+@contextmanager
+def until_stopped(worker: CompactionWorker, stop: Event) -> Iterator[None]:
     worker.start()
     try:
         yield
@@ -96,6 +113,32 @@ def test_closed_segments_are_compacted_at_the_interval_and_trimmed(ground: ShopP
     assert values[metrics.COMPACTION_SECONDS] > 0
     assert values[metrics.COMPACTED_BYTES] > 0
     assert values[metrics.LOG_OLDEST] == 0
+
+
+def test_the_interval_waits_until_the_sinks_have_caught_up(ground: ShopPipeline, catalog: Catalog) -> None:
+    caught_up, root = Event(), Path(ground.definition.log.path)
+    answers: list[bool] = []
+
+    def sinks_catch_up() -> bool:
+        answers.append(not caught_up.is_set())
+        return answers[-1]
+
+    with worker_behind_sinks(with_interval(ground, 0.01), catalog, sinks_catch_up):
+        until(lambda: len(answers) > 2, "several checks")
+        assert read_compacted_state(root) is None
+        caught_up.set()
+        until(lambda: read_compacted_state(root), "a compaction")
+
+
+def test_the_interval_waits_no_longer_than_the_longest_delay(ground: ShopPipeline, catalog: Catalog) -> None:
+    root = Path(ground.definition.log.path)
+    with worker_behind_sinks(with_interval(ground, 0.01), catalog, lambda: True, longest_delay=0.01):
+        until(lambda: read_compacted_state(root), "a compaction")
+
+
+def test_a_command_does_not_wait_for_the_sinks(ground: ShopPipeline, catalog: Catalog) -> None:
+    with worker_behind_sinks(with_interval(ground, 0.01), catalog, lambda: True):
+        assert post_compaction(catalog, everything=False).state is CommandState.DONE
 
 
 def test_a_command_is_answered_with_the_result(ground: ShopPipeline, catalog: Catalog) -> None:

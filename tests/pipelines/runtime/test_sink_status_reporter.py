@@ -12,7 +12,7 @@ from cdc import metrics
 from cdc.catalog import Catalog
 from cdc.errors import SinkUnavailable
 from cdc.stores.published_record import Published, TableRecord, TargetState
-from pipelines.runtime.sink_status_reporter import ProgressReporter, SinkFigures
+from pipelines.runtime.sink_status_reporter import LATE, ProgressReporter, SinkFigures
 from tests.fixtures.waiting import until
 
 
@@ -79,6 +79,23 @@ def test_a_batch_without_rows_never_makes_a_sink_later_than_it_was(progress: Sin
     clock.now += 900
     progress.record_published(record(8, 999.0), lag=None, rows={})
     assert lag(progress) == 0.4
+
+
+def test_a_sink_catches_up_while_it_is_late(progress: SinkFigures) -> None:
+    assert not progress.is_catching_up  # before it is opened
+    progress.record_published(record(7, 999.0), lag=LATE + 1, rows={1: 3})
+    assert progress.is_catching_up
+    progress.record_failure(SinkUnavailable("no answer"))
+    assert not progress.is_catching_up
+    progress.record_published(record(8, 999.0), lag=LATE, rows={1: 3})
+    assert not progress.is_catching_up
+
+
+def test_a_sink_catches_up_while_it_copies_a_table(progress: SinkFigures) -> None:
+    for state in TargetState:
+        copied = TableRecord(1, "shop.item", "/lake/item", 7, 1, state.value)
+        progress.record_published(Published(7, 0, {1: copied}), lag=0.4, rows={})
+        assert progress.is_catching_up == (state is TargetState.SNAPSHOTTING)
 
 
 def test_only_batches_with_rows_count_in_the_latency_and_all_of_them_in_the_duration(clock: Clock) -> None:
