@@ -2,7 +2,8 @@
 
 While a thread runs Python code, no other thread of the process can. A table with few rows takes mostly Python code, and
 then two threads need twice the CPU of one. A table with many rows takes mostly compiled code, and an object store lets
-a thread wait; then several threads are faster.
+a thread wait; then several threads are faster. A single table is left to the caller: the allocator has memory for each
+thread, and that of the caller has the rows.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class TableThreads:
 
         An error of one call is raised when the others have ended.
         """
-        if rows < self._parallel_from * len(relations):
+        if len(relations) == 1 or rows < self._parallel_from * len(relations):
             return {relation: apply(relation) for relation in relations}
         calls = {relation: self._pool.submit(apply, relation) for relation in relations}
         wait(calls.values())

@@ -26,6 +26,11 @@ def test_tables_with_few_rows_are_applied_one_after_another_by_the_caller(tmp_pa
     assert found == dict.fromkeys([3, 1, 2], get_ident())
 
 
+def test_a_single_table_is_applied_by_the_caller_whose_memory_has_its_rows(tmp_path: Path) -> None:
+    with closing(threads_for(tmp_path)) as threads:
+        assert threads.map(lambda _: get_ident(), [3], 1_000_000) == {3: get_ident()}
+
+
 @pytest.mark.parametrize(("folder", "rows"), [("/lake", 10_000), ("s3://lake", 2)], ids=["many rows", "object store"])
 def test_other_tables_are_applied_at_once(folder: str, rows: int) -> None:
     both = Barrier(2, timeout=PATIENCE)
