@@ -76,7 +76,8 @@ def merge_keyed(chunk: pa.Table, window: pa.Table) -> pa.Table | None:
 def merge_encoded(chunk: EncodedChunk, window: pa.Table) -> tuple[tuple[int, ...], pa.Table] | None:
     """Return the row groups of a chunk that the window left unchanged, and the merged rows of the other row groups.
 
-    A row group is decoded only if the window contains a change of one of its keys. `window` is as in `merge_keyed`.
+    A row group is decoded only if the window contains a change of one of its keys, and its keys only if the window
+    contains any change. `window` is as in `merge_keyed`.
     Returns None after a schema change in the window: the chunk must then be read again.
     """
     if has_schema_change(window):
@@ -84,9 +85,11 @@ def merge_encoded(chunk: EncodedChunk, window: pa.Table) -> tuple[tuple[int, ...
     if _any(pc.equal(window["op"], Operation.TRUNCATE.value)):
         return (), LOG_SCHEMA.empty_table()
     keys = _key_texts(window["key"].drop_null()).combine_chunks()
+    if not len(keys):
+        return tuple(range(len(chunk.group_rows))), LOG_SCHEMA.empty_table()
     changed, unchanged = list[int](), list[int]()
     for number, group_keys in enumerate(chunk.group_keys()):
-        is_changed = len(keys) > 0 and _any(pc.is_in(_key_texts(group_keys), keys))
+        is_changed = _any(pc.is_in(_key_texts(group_keys), keys))
         (changed if is_changed else unchanged).append(number)
     rows = merge_keyed(chunk.table(changed), window)
     return None if rows is None else (tuple(unchanged), rows)
