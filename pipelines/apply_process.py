@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 
 from cdc import metrics
 from cdc.catalog import Catalog
-from cdc.config import Definition, DeltaSinkDefinition
+from cdc.config import Definition
 from cdc.config.field_types import is_remote
 from cdc.errors import LogCorrupt, LogError, LogFormatUnknown, LogInaccessible, as_cdc_error
 from cdc.log.reader import LogReader
@@ -32,10 +32,9 @@ from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.replay_pause import ReplayPauses
 from pipelines.runtime.sink_lease import SinkLeases
 from pipelines.runtime.sink_status_reporter import ProgressReporter
-from pipelines.sink_factory import without_throttle
+from pipelines.sink_kinds import kind_of
 from pipelines.sink_lifecycle import SinkRunner
 from pipelines.sink_parts import SinkParts
-from pipelines.sinks.delta.indexed.load_kernels import load_kernels
 from pipelines.spark_on_demand import SparkOnDemand
 
 POLL: Final = 0.5
@@ -116,9 +115,8 @@ def main(definition: Definition, *, once: bool = False, check: Check | None = No
 def _run(definition: Definition, catalog: Catalog, reporter: ProgressReporter, end: StopCondition) -> None:
     cuts, pauses = CutRequests(catalog, definition.name), ReplayPauses(catalog, definition.name)
     leases = SinkLeases(catalog, definition.name)
-    kernels = Thread(target=load_kernels, name="kernels")
-    if any(isinstance(sink, DeltaSinkDefinition) for sink in definition.sinks):
-        kernels.start()
+    kernels = Thread(target=_load_kernels, args=(definition,), name="kernels")
+    kernels.start()
     with ThreadPoolExecutor(1, thread_name_prefix="spark") as thread:
         spark, ended = SparkOnDemand.of(definition, thread), Event()
         session = partial(spark.session, "a compaction of the log is large")
@@ -139,8 +137,12 @@ def _run(definition: Definition, catalog: Catalog, reporter: ProgressReporter, e
             spark.stop()
             if compaction.is_alive():
                 compaction.join(COMPACTION_EXIT)
-            if kernels.is_alive():
-                kernels.join()
+            kernels.join()
+
+
+def _load_kernels(definition: Definition) -> None:
+    for sink in {sink.kind: sink for sink in definition.sinks}.values():
+        kind_of(sink).load_kernels()
 
 
 @contextmanager
@@ -157,7 +159,7 @@ def _with_views(definition: Definition, reporter: ProgressReporter, parts: SinkP
 
 def _run_sinks(definition: Definition, reporter: ProgressReporter, parts: SinkParts, end: StopCondition) -> None:
     """Run each sink in its own thread, until the stop condition is met, Spark fails to start, or a thread fails."""
-    sinks = [without_throttle(sink) if end.once else sink for sink in definition.sinks]
+    sinks = [sink.unthrottled if end.once else sink for sink in definition.sinks]
     runners = [SinkRunner(definition, sink, parts) for sink in sinks]
     reporter.sinks += [runner.progress for runner in runners]
     reporter.standby = lambda: bool(runners) and all(runner.is_standby for runner in runners)

@@ -25,7 +25,8 @@ import structlog
 from cdc.back_off import BackOff
 from cdc.command_output import last_envelope
 from cdc.config import Definition, SearchSinkDefinition
-from cdc.config.sinks import IndexChanges
+from cdc.config.search_sink import IndexChanges
+from cdc.config.sinks import searched_sinks
 from cdc.errors import CdcError, IndexMappingConflict
 from cdc.stores.published_record import Published, TargetState
 from cdc.stores.search_reader import SearchReader, open_search
@@ -48,7 +49,7 @@ class IndexRebuilds:
 
     def __init__(self, definition: Definition, config: Path, check_every: float = CHECK_EVERY) -> None:
         """config: the file of the definition, which the child processes read."""
-        self._sinks = [sink for sink in definition.sinks if isinstance(sink, SearchSinkDefinition) and _rebuilds(sink)]
+        self._sinks = [sink for sink in searched_sinks(definition.sinks) if _rebuilds(sink)]
         self._config, self._check_every = config, check_every
         self._stopping = Event()
         self._readers: dict[str, SearchReader] = {}

@@ -19,7 +19,8 @@ from typing import Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
-from cdc.config import Definition, DeltaSinkDefinition, SearchSinkDefinition
+from cdc.config import Definition
+from cdc.config.sinks import DefinedSink
 from cdc.errors import SinkError
 from cdc.failpoint import hit
 from cdc.file_modes import make_private_directory
@@ -72,7 +73,7 @@ class LargeRangeQuery:
         self,
         session: SparkSession,
         definition: Definition,
-        sink: DeltaSinkDefinition | SearchSinkDefinition,
+        sink: DefinedSink,
         limits: tuple[int, int],
     ) -> None:
         """Start at the sink's position. limits: approximate maximum of rows, and maximum of bytes, per batch."""

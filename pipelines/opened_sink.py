@@ -12,7 +12,8 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
-from cdc.config import Definition, DeltaSinkDefinition, EngineChoice, SearchSinkDefinition
+from cdc.config import Definition, EngineChoice
+from cdc.config.sinks import DefinedSink
 from cdc.errors import LogError, LogTrimmed
 from cdc.log.reader import LogReader, log_exists
 from pipelines.engine_decision import Decision, Engine
@@ -22,11 +23,10 @@ from pipelines.range_folder import RangeFolder
 from pipelines.runtime.consumer_registration import sink_registration
 from pipelines.runtime.sink_status_reporter import SinkFigures
 from pipelines.runtime.throttle import ThrottleState
-from pipelines.sink_factory import build_sink, keeps_history
+from pipelines.sink_kinds import build_sink
 from pipelines.sink_loop import SinkLoop
 from pipelines.sink_parts import SinkParts
-from pipelines.sinks.contract import SparkAwaited
-from pipelines.sinks.delta.sink import DeltaSink as DeltaTarget
+from pipelines.sinks.contract import ObservedSink, SparkAwaited
 
 SHARE: Final = 6
 """Multiple of the duration of a batch after which the next one begins, if LONGEST allows it."""
@@ -49,7 +49,7 @@ def batch_interval(shortest: float, batch_seconds: float, tables: int) -> float:
     return max(shortest, min(batch_seconds * SHARE, shortest * LONGEST)) if tables > 1 else shortest
 
 
-def has_log(definition: Definition, sink: DeltaSinkDefinition | SearchSinkDefinition) -> bool:
+def has_log(definition: Definition, sink: DefinedSink) -> bool:
     """Return whether the log that the sink applies has something; that of views begins later than the change log."""
     root = definition.log_of(sink)
     return log_exists(root) and LogReader(root).durable is not None
@@ -61,7 +61,7 @@ class OpenedSink:
     def __init__(
         self,
         definition: Definition,
-        sink: DeltaSinkDefinition | SearchSinkDefinition,
+        sink: DefinedSink,
         parts: SinkParts,
         progress: SinkFigures,
     ) -> None:
@@ -72,7 +72,7 @@ class OpenedSink:
             if (session := parts.spark.available) is not None:
                 self.sink.attach(session)  # a sink with writer spark cannot be opened without it
             self._log = LogReader(definition.log_of(sink))
-            self._fold = RangeFolder(self._log, sink.name, sink.tables, keeps_history(sink))
+            self._fold = RangeFolder(self._log, sink.name, sink.tables, sink.keeps_history)
             self._fold.limits, self._fold.choice = parts.limits, definition.spark.engine
             self.loop = SinkLoop(self.sink, self._fold, parts.cuts, progress)
             self.loop.open()
@@ -80,7 +80,7 @@ class OpenedSink:
         except BaseException:
             self.sink.close()
             raise
-        if isinstance(self.sink, DeltaTarget):
+        if isinstance(self.sink, ObservedSink):
             progress.commit_rate, progress.external_commits = self.sink.commit_rate, self.sink.external_commits
             progress.index_notice, progress.nulled = self.sink.index_notice, self.sink.nulled
         self._throttle = (

@@ -51,7 +51,8 @@ import structlog
 
 from cdc.back_off import BackOff
 from cdc.catalog.process_lease import LEASE
-from cdc.config import Definition, DeltaSinkDefinition, EngineChoice, SearchSinkDefinition
+from cdc.config import Definition, EngineChoice
+from cdc.config.sinks import DefinedSink
 from cdc.errors import CdcError, LogTrimmed, Reaction, SinkError, SinkInUse
 from cdc.position import Position
 from cdc.stores.lake_access import access_error
@@ -59,7 +60,6 @@ from pipelines.dead_letters.requests import DeadLetterCommands
 from pipelines.engine_decision import Engine
 from pipelines.opened_sink import OpenedSink, has_log
 from pipelines.runtime.executor_code import worker_error
-from pipelines.sink_factory import needs_spark, rules_need_spark
 from pipelines.sink_parts import SinkParts
 from pipelines.sinks.contract import SparkAwaited
 from pipelines.sinks.record_after_batch import failure_reason, log_trimmed_error
@@ -170,9 +170,7 @@ class Failures:
 class SinkRunner:
     """Applies the log to one sink until it is stopped; the top of this module describes the states of the runner."""
 
-    def __init__(
-        self, definition: Definition, sink: DeltaSinkDefinition | SearchSinkDefinition, parts: SinkParts
-    ) -> None:
+    def __init__(self, definition: Definition, sink: DefinedSink, parts: SinkParts) -> None:
         self._definition, self._settings, self._parts = definition, sink, parts
         self.progress = parts.figures_of(definition.name, sink.name)
         self._requests = None if parts.catalog is None else DeadLetterCommands(definition, parts.catalog, self.progress)
@@ -296,7 +294,7 @@ class SinkRunner:
         if self._failures.is_final:  # halted before another process had the lease
             self._fire(SinkEvent.FAILED_FOR_GOOD)
         elif time.monotonic() >= self._failures.due:
-            if needs_spark(self._settings) or rules_need_spark(self._settings):
+            if self._settings.opens_with_spark or self._settings.rules_need_spark:
                 self._parts.spark.request(f"sink {self._settings.name!r} has writer 'spark' or rules with expressions")
             if self._definition.spark.engine is EngineChoice.SPARK:
                 self._parts.spark.request("spark.engine is 'spark'")
@@ -327,7 +325,7 @@ class SinkRunner:
 
     @property
     def _can_open(self) -> bool:
-        has_session = not needs_spark(self._settings) or self._parts.spark.available is not None
+        has_session = not self._settings.opens_with_spark or self._parts.spark.available is not None
         return has_session and (not self._settings.views or has_log(self._definition, self._settings))
 
     @property

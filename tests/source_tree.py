@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Final, TypeVar, cast
 
@@ -38,6 +39,28 @@ class Class:
     """At the top of its module, with a name for others."""
 
 
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """Between what a module chooses: classes, and names of kinds."""
+
+    classes: frozenset[str]
+    """Classes in isinstance, in issubclass, next to `type(x)`, in a case of `match`, and as keys of a mapping."""
+    texts: frozenset[str]
+    """Texts with which an attribute `type`, `kind`, `engine` or `product` is compared."""
+    mappings: frozenset[frozenset[str]]
+    """Texts that are the keys of a mapping, for each mapping that is written out."""
+
+    @classmethod
+    def of(cls, nodes: _Nodes) -> Choices:
+        """Return the choices in a tree."""
+        mappings = [[key for key in node.keys if key is not None] for node in nodes.of(ast.Dict)]
+        return cls(
+            frozenset(name for chosen in (*_chosen(nodes), *chain(*mappings)) for name in _class_names(chosen)),
+            frozenset(_compared_texts(nodes)),
+            frozenset(frozenset(text for key in keys for text in _texts(key)) for keys in mappings),
+        )
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Module:
     """One Python file; its tree is not kept, for all of them have a million nodes."""
@@ -65,6 +88,7 @@ class Module:
     """The names among them that are assigned to."""
     attributes: frozenset[str]
     """Every attribute of a plain name, dotted."""
+    choices: Choices
 
 
 def imports_any(module: Module, *packages: str) -> set[str]:
@@ -108,6 +132,7 @@ def _module(path: Path) -> Module:
         names=frozenset(node.id for node in names),
         stored=frozenset(node.id for node in names if isinstance(node.ctx, ast.Store)),
         attributes=frozenset(f"{value.id}.{name}" for value, name in pairs if isinstance(value, ast.Name)),
+        choices=Choices.of(nodes),
     )
 
 
@@ -139,6 +164,55 @@ class _Nodes:
             return []  # most modules: none is indented
         inside = [node for function in self.functions for node in _walk(function)]
         return [node for node in inside if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
+_KIND_ATTRIBUTES: Final = {"type", "kind", "engine", "product"}
+
+
+def choices_in(text: str) -> Choices:
+    """Return the choices in the text of a module."""
+    return Choices.of(_Nodes(ast.parse(text)))
+
+
+def _chosen(nodes: _Nodes) -> Iterator[ast.expr]:
+    for call in nodes.of(ast.Call):
+        if isinstance(call.func, ast.Name) and call.func.id in {"isinstance", "issubclass"} and len(call.args) > 1:
+            yield call.args[1]
+    for compared in nodes.of(ast.Compare):
+        if any(isinstance(side, ast.Call) and ast.unparse(side.func) == "type" for side in _sides(compared)):
+            yield from _sides(compared)
+    yield from (case.cls for case in nodes.of(ast.MatchClass))
+
+
+def _compared_texts(nodes: _Nodes) -> Iterator[str]:
+    for compared in nodes.of(ast.Compare):
+        if any(isinstance(side, ast.Attribute) and side.attr in _KIND_ATTRIBUTES for side in _sides(compared)):
+            yield from (text for side in _sides(compared) for text in _texts(side))
+
+
+def _sides(compared: ast.Compare) -> list[ast.expr]:
+    return [compared.left, *compared.comparators]
+
+
+def _class_names(classes: ast.expr) -> Iterator[str]:
+    """The last part of each name in a class, a tuple or a union of classes."""
+    if isinstance(classes, ast.Tuple):
+        for one in classes.elts:
+            yield from _class_names(one)
+    elif isinstance(classes, ast.BinOp):
+        yield from _class_names(classes.left)
+        yield from _class_names(classes.right)
+    elif isinstance(classes, ast.Name | ast.Attribute):
+        yield classes.id if isinstance(classes, ast.Name) else classes.attr
+
+
+def _texts(value: ast.expr) -> Iterator[str]:
+    """The texts in a literal, or in a list, tuple or set of literals."""
+    if isinstance(value, ast.Tuple | ast.List | ast.Set):
+        for one in value.elts:
+            yield from _texts(one)
+    elif isinstance(value, ast.Constant) and isinstance(value.value, str):
+        yield value.value
 
 
 def _walk(tree: ast.AST) -> Iterator[ast.AST]:

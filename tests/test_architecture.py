@@ -7,11 +7,15 @@ import subprocess
 from collections.abc import Callable, Iterable
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
+from itertools import chain
+from typing import get_args
 
 import pytest
 
+from cdc.config.sinks import DefinedSink
+from pipelines.sink_kinds import KINDS
 from tests.fixtures.rules import of_each
-from tests.source_tree import OWN, PACKAGES, ROOT, Function, Module, imports_any, modules
+from tests.source_tree import OWN, PACKAGES, ROOT, Choices, Function, Module, choices_in, imports_any, modules
 
 TOP_LEVEL = {
     ".ci", ".github", ".gitignore", "LICENSE", "README.md", "cdc", "config", "deploy", "migrations", "pipelines",
@@ -88,6 +92,13 @@ INDEPENDENT = {
 """What a package may not import although it is above: cdc imports no Spark job, and no sink imports another."""
 COMMAND_TOP = ("cdc.cli", "cdc.errors", "cdc.command_output", "cdc.DEFAULT_CONFIG")
 """What a module of a command may import before its command runs: each import costs every command its time."""
+OF_SINKS = ("cdc.config.sinks", "cdc.stores.sink_kinds", "pipelines.sink_kinds")
+"""The tables of the kinds of sinks: their definitions, how they are read, and how they are written."""
+KINDS_OF_SINKS = (
+    "cdc.config.delta_sink", "cdc.config.search_sink", "cdc.stores.delta_reading", "cdc.stores.search_reading",
+    "cdc.stores.search_server", "pipelines.sinks.delta", "pipelines.sinks.search", "pipelines.sinks.search_server",
+)  # fmt: skip
+"""Modules and packages of single kinds of sinks."""
 BODY_LINES = 60
 PARAMETERS = 5
 KERNELS = {"cdc.pgoutput.columnar_decoder", "cdc.pgoutput.copy_kernel", "cdc.pgoutput.kernel"}
@@ -331,6 +342,62 @@ def test_tests_use_no_mocks_and_do_not_sleep(module: Module) -> None:
     assert {"monkeypatch.setattr", "mock.patch"} & module.attributes == set()
     if not module.place.startswith("tests/benchmarks/"):  # a benchmark keeps a pace, which is no waiting for a signal
         assert {"time.sleep", "asyncio.sleep"} & (module.attributes | module.imports) == set()
+
+
+@of_every("cdc", "pipelines")
+def test_only_the_tables_of_kinds_choose_by_the_kind_of_a_sink(module: Module) -> None:
+    if not below(module.name, (*OF_SINKS, *KINDS_OF_SINKS)):
+        assert _chosen(module.choices, _classes(*OF_SINKS, *KINDS_OF_SINKS), _names_of_sinks()) == set()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "isinstance(sink, DeltaSinkDefinition)",
+        "isinstance(sink, config.SearchSinkDefinition | None)",
+        "issubclass(kind, (str, DeltaSink))",
+        "type(sink) is SearchServerSink",
+        "match sink:\n    case DeltaSinkDefinition(name=name): pass",
+        "{DeltaSinkDefinition: 1, str: 2}",
+        "sink.type == 'delta'",
+        "'tantivy' != definition.engine",
+        "sink.kind in {'search', 'search_server'}",
+        "RATES = {'delta': 200_000, 'search': 8_000}",
+    ],
+)
+def test_a_choice_by_the_kind_of_a_sink_is_found(text: str) -> None:
+    assert _chosen(choices_in(text), _classes(*OF_SINKS, *KINDS_OF_SINKS), _names_of_sinks()) != set()
+
+
+@pytest.mark.parametrize("text", ["isinstance(sink, ParkingSink)", "{'delta': 1, 'log': 2}", "sink.type", "'delta'"])
+def test_what_is_no_choice_by_kind_is_not_found(text: str) -> None:
+    assert _chosen(choices_in(text), _classes(*OF_SINKS, *KINDS_OF_SINKS), _names_of_sinks()) == set()
+
+
+def _chosen(choices: Choices, classes: frozenset[str], names: frozenset[str]) -> set[str]:
+    """The classes and names of kinds between which a module chooses; a mapping is a choice if it has no other keys."""
+    mapped = [keys for keys in choices.mappings if len(keys) > 1 and keys <= names]
+    return {*(choices.classes & classes), *(choices.texts & names), *chain(*mapped)}
+
+
+@cache
+def _classes(*packages: str) -> frozenset[str]:
+    """The classes that the modules of some packages define, but for those whose members are values."""
+    return frozenset(
+        one.name
+        for module in modules("cdc", "pipelines")
+        if below(module.name, packages)
+        for one in module.classes
+        if {"Protocol", "StrEnum", "Enum"}.isdisjoint(one.bases)
+    )
+
+
+@cache
+def _names_of_sinks() -> frozenset[str]:
+    """The names of the kinds of sinks, and of the engines of each."""
+    fields = [model.model_fields for model in get_args(get_args(DefinedSink)[0])]
+    engines = [get_args(keys["engine"].annotation) for keys in fields if "engine" in keys]
+    return frozenset({*KINDS, *chain(*engines)})
 
 
 def test_the_top_level_holds_what_it_should() -> None:

@@ -19,7 +19,7 @@ from cdc.capture.resume_checks import captured_oids, check_source
 from cdc.capture.slot_belongs_to_log import SlotClaim, check_adopted, check_replaceable, check_slot_name
 from cdc.catalog import Catalog
 from cdc.catalog.connection import check_catalog_writable, is_catalog_created
-from cdc.config import Definition, DeltaSinkDefinition, SearchSinkDefinition
+from cdc.config import Definition
 from cdc.config.field_types import fixed_part, is_remote
 from cdc.errors import (
     CatalogUnavailable,
@@ -37,7 +37,6 @@ from cdc.errors import (
     PublicationMissing,
     PublicationNarrowed,
     PublicationReplaced,
-    SinkError,
     SinkUnavailable,
     SlotInUse,
     SourceBehindLog,
@@ -62,8 +61,7 @@ from cdc.postgres.slot import copy_lock, slot_status
 from cdc.postgres.source_state import read_source_state
 from cdc.postgres.tables import matched_schemas
 from cdc.snapshot.publication_sync import publication_control
-from cdc.stores.lake_reader import Lake
-from cdc.stores.search_reader import open_search
+from cdc.stores.sink_kinds import reading_of
 from cdc.stores.target_rule_changes import hidden_columns, masked_columns
 from cdc.stores.unwritable_tables import tables_in
 from cdc.table import TableSchema, matches
@@ -189,41 +187,17 @@ def defined_tables(definition: Definition) -> list[TableSchema]:
 def rule_problems(definition: Definition, file: str) -> list[PreflightProblem]:
     """Return a problem for each target whose rows were written under other rules than the definition has.
 
-    A Delta sink that cannot be read is a problem as well. For a search sink the problems are warnings, because
-    the apply process makes an index follow the rules.
+    A problem is a warning if the apply process makes the target follow the rules.
 
     file: path of the definition, for the remedies.
     """
     found = []
     for sink in definition.sinks:
-        if not isinstance(sink, DeltaSinkDefinition):
-            found += _index_problems(sink, file)
-            continue
-        try:
-            differing = Lake.of(sink).differences()
-        except SinkUnavailable as exc:
-            fix = complete_remedy(exc.fix, sink=sink.name, file=file)
-            found.append(PreflightProblem(exc.code, f"sink {sink.name}", f"{exc.message}; {fix}"))
-            continue
-        for topic, error in differing:
-            fix = complete_remedy(error.fix, sink=sink.name, topic=topic, file=file)
-            found.append(PreflightProblem(error.code, topic, f"sink {sink.name!r}: {error.message}; {fix}"))
+        for finding in reading_of(sink).rule_findings(sink):
+            fix = complete_remedy(finding.error.fix, sink=sink.name, topic=finding.topic, file=file)
+            message = f"{finding.message}; {fix}"
+            found.append(PreflightProblem(finding.error.code, finding.subject, message, fatal=finding.stops))
     return found
-
-
-def _index_problems(sink: SearchSinkDefinition, file: str) -> list[PreflightProblem]:
-    try:
-        differing = open_search(sink).differences(sink)
-    except SinkUnavailable:
-        return []  # the apply process has not created the index yet
-    except SinkError as exc:  # the search server refuses the connection
-        fix = complete_remedy(exc.fix, sink=sink.name, file=file)
-        return [PreflightProblem(exc.code, f"sink {sink.name}", f"{exc.message}; {fix}", fatal=False)]
-    fixes = [complete_remedy(error.fix, sink=sink.name, topic=topic, file=file) for topic, error in differing]
-    return [
-        PreflightProblem(error.code, topic, f"{error.message}; {fix}", fatal=False)
-        for (topic, error), fix in zip(differing, fixes, strict=True)
-    ]
 
 
 def mask_problems(definition: Definition, tables: Sequence[TableSchema]) -> list[PreflightProblem]:
@@ -363,8 +337,8 @@ def _catalog(subject: CheckSubject) -> Iterator[PreflightProblem]:
 
 def _lake(subject: CheckSubject) -> Iterator[PreflightProblem]:
     for sink in subject.definition.sinks:
-        path = fixed_part(sink.path)
-        if is_remote(path):
+        path = fixed_part(sink.directory)
+        if not path or is_remote(path):
             continue
         try:
             atomic_file.probe_links(Path(path.removeprefix("file://")))

@@ -16,9 +16,8 @@ if TYPE_CHECKING:
 
     from cdc.catalog import DeadLetter
     from cdc.catalog.dead_letter_requests import DeadLetterAction
-    from cdc.config import Definition, DeltaSinkDefinition, SearchSinkDefinition
+    from cdc.config import Definition
     from cdc.stores.dead_letter_rows import ParkedRow
-    from cdc.stores.published_record import Published
 
 IdArgument = Annotated[
     str,
@@ -172,21 +171,20 @@ def _find_parked_row(definition: Definition, letter: DeadLetter) -> tuple[Parked
 
     Returns (None, {}) if the row is no longer parked.
     """
-    from cdc.stores.lake_reader import Lake
-    from cdc.stores.search_reader import open_search
+    from cdc.stores.sink_kinds import reading_of
     from cdc.table import TableSchema
 
     sink = next((sink for sink in definition.sinks if sink.name == letter.sink), None)
-    record, rows = (None, []) if sink is None else _read_parked_rows(sink)
-    if record is None:
+    if sink is None:
         return None, {}
-    row = next((row for row in rows if (row.topic, row.key) == (letter.topic, letter.key)), None)
+    reading = reading_of(sink)
+    state = reading.parked(sink)
+    row = next((row for row in state.rows if (row.topic, row.key) == (letter.topic, letter.key)), None)
+    if row is None or state.record is None:
+        return None, {}
     # a row that was parked under other rules may contain columns that the present rules hide
-    if row is not None and sink is not None and sink.type == "delta":
-        Lake.of(sink).check_rules(row.relation)
-    if row is not None and sink is not None and sink.type == "search":
-        open_search(sink).check_rules(row.relation, sink)
-    schema = None if row is None else record.tables[row.relation].schema
+    reading.check_rules(sink, row.relation)
+    schema = state.record.tables[row.relation].schema
     names = {} if schema is None else {c.id: c.name for c in TableSchema.from_json(schema).columns}
     return row, names
 
@@ -195,20 +193,6 @@ def _shown(text: str | None) -> str | None:
     from cdc.stores.dead_letter_rows import MASKED
 
     return None if text is None else text.removeprefix(MASKED)
-
-
-def _read_parked_rows(sink: DeltaSinkDefinition | SearchSinkDefinition) -> tuple[Published | None, list[ParkedRow]]:
-    """Return the newest published cut of a sink and its parked rows; (None, []) if no cut was published yet."""
-    if sink.type == "search":
-        from cdc.stores.search_reader import open_search
-
-        index = open_search(sink)
-        return index.published, index.parked()
-    from cdc.stores.dead_letter_rows import read_parked
-    from cdc.stores.lake_reader import Lake
-
-    record = Lake.of(sink).published()
-    return record, [] if record is None else read_parked(sink.record_uri, record)
 
 
 def _key(letter: DeadLetter) -> str:

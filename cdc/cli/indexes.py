@@ -106,10 +106,11 @@ def drop(  # noqa: PLR0913, PLR0917 - one parameter per option
 def _open(config: Path, name: str) -> tuple[Definition, SearchSinkDefinition, str]:
     """Return the definition, its sink with this name, and the id of the log; raise ConfigError for another sink."""
     from cdc.config import load_definition
+    from cdc.config.sinks import sinks_on_search_servers
     from cdc.log.reader import LogReader
 
     definition = load_definition(config)
-    sinks = {sink.name: sink for sink in definition.sinks if sink.type == "search" and sink.engine != "tantivy"}
+    sinks = {sink.name: sink for sink in sinks_on_search_servers(definition.sinks)}
     if name not in sinks:
         names = ", ".join(map(repr, sinks)) or "none"
         raise ConfigError(

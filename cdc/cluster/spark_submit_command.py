@@ -21,7 +21,7 @@ from cdc.config import Definition, printable_definition
 from cdc.config.field_types import fixed_part, is_remote
 from cdc.config.interpolation import Interpolated
 from cdc.config.secret import Secret
-from cdc.config.sinks import Sink
+from cdc.config.sinks import DefinedSink
 from cdc.config.units import seconds
 from cdc.config.yaml_document import Key, dotted_key
 from cdc.errors import ConfigError, InvalidDefinition
@@ -164,7 +164,8 @@ class SparkJob:
         """Yield (description, path) for every directory that the job reads or writes."""
         yield "log.path", self.definition.log.path
         if self.action not in {SparkAction.COMPACT, SparkAction.COPY}:
-            yield from ((f"the path of sink {sink.name!r}", sink.path) for sink in self.definition.sinks)
+            sinks = (sink for sink in self.definition.sinks if sink.directory)
+            yield from ((f"the path of sink {sink.name!r}", sink.directory) for sink in sinks)
         if self.into is not None:
             yield "--into", self.into
 
@@ -207,7 +208,7 @@ class SparkSubmit:
         return " ".join([*variables, shlex.join(command)])
 
 
-def chosen_sinks(definition: Definition, wanted: Collection[str]) -> tuple[Sink, ...]:
+def chosen_sinks(definition: Definition, wanted: Collection[str]) -> tuple[DefinedSink, ...]:
     """Return the sinks with these names, or all sinks if `wanted` is empty; raises ConfigError for unknown names."""
     known = [sink.name for sink in definition.sinks]
     if unknown := sorted(set(wanted) - set(known)):

@@ -9,24 +9,20 @@ from cdc.config.definition_file import (
     printable_definition,
     unprotected_service,
 )
-from cdc.config.secret import Secret
-from cdc.config.sinks import (
-    DeadLetterSettings,
+from cdc.config.delta_sink import (
     DeltaSinkDefinition,
     DroppedColumns,
     SchemaChanges,
-    SearchRule,
-    SearchSettings,
-    SearchSinkDefinition,
     SinkRule,
     TableSettings,
     TargetMode,
     TypeSettings,
     WriterChoice,
-    rule_of,
-    search_settings,
     table_settings,
 )
+from cdc.config.search_sink import SearchRule, SearchSettings, SearchSinkDefinition, search_settings
+from cdc.config.secret import Secret
+from cdc.config.sink_rules import DeadLetterSettings, rule_of
 from cdc.config.transform import Transform
 
 __all__ = [

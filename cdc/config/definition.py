@@ -18,6 +18,7 @@ from pydantic import (
     model_validator,
 )
 
+from cdc.config.delta_sink import DeltaSinkDefinition
 from cdc.config.destinations import Delivery
 from cdc.config.documents import Document
 from cdc.config.field_types import (
@@ -33,7 +34,7 @@ from cdc.config.field_types import (
 )
 from cdc.config.object_store import Storage, log_root
 from cdc.config.secret import HIDDEN, Secret
-from cdc.config.sinks import DeltaSinkDefinition, Sink, has_tables_and_views, with_views_apart
+from cdc.config.sinks import DefinedSink, has_tables_and_views, queried_sinks, with_views_apart
 from cdc.config.source import Snapshot, Source
 from cdc.config.units import Bytes, Seconds, SecondsOrOff
 from cdc.config.verification import Verification, VerificationOrOff
@@ -252,7 +253,7 @@ class Definition(Model):
     """Globs over `schema.table` of tables that are not captured, even if a rule matches them."""
     snapshot: Snapshot = Snapshot()
     log: Log
-    sinks: tuple[Sink, ...] = ()
+    sinks: tuple[DefinedSink, ...] = ()
     """Sinks to which the log is applied: Delta tables and search indexes."""
     views: tuple[View, ...] = ()
     """Streams that SQL derives from the captured tables; sinks and deliveries receive them like tables."""
@@ -281,7 +282,7 @@ class Definition(Model):
         return matches(topic, self.patterns) and not matches(topic, self.excludes)
 
     @property
-    def sinks_of_tables(self) -> tuple[Sink, ...]:
+    def sinks_of_tables(self) -> tuple[DefinedSink, ...]:
         """The sinks that receive captured tables, not views."""
         return tuple(sink for sink in self.sinks if not sink.views)
 
@@ -289,10 +290,10 @@ class Definition(Model):
     def sink_of_view_inputs(self) -> DeltaSinkDefinition | None:
         """The Delta sink whose targets the views read; None if there is none."""
         wanted = next((view.over for view in self.views if view.over), None)
-        found = (sink for sink in self.sinks_of_tables if isinstance(sink, DeltaSinkDefinition))
-        return next((sink for sink in found if wanted in {None, sink.name}), None)
+        tables = queried_sinks(self.sinks_of_tables)
+        return next((sink for sink in tables if wanted in {None, sink.name}), None)
 
-    def log_of(self, consumer: Sink | Delivery) -> Root:
+    def log_of(self, consumer: DefinedSink | Delivery) -> Root:
         """Return the location of the log that a sink or delivery reads: the change log, or that of views."""
         return self.log.of_views if consumer.views else self.log.root
 

@@ -1,77 +1,23 @@
-"""Conflicts in a definition: between two of its keys, and between a sink's rule and a table. Does no I/O.
-
-`disagreements` needs only the definition, whose single keys are already validated. `column_conflicts` needs a table of
-the source: it checks that the columns named in a sink's rules exist in the table and fit its target.
-"""
+"""Conflicts between two keys of a definition, whose single keys are already validated. Does no I/O."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from difflib import get_close_matches
 from importlib import import_module
 from os.path import normpath
-from typing import Any, Final, NamedTuple
+from typing import Any
 
 from cdc.config.definition import Definition, EngineChoice
 from cdc.config.destinations import FileDelivery
-from cdc.config.field_types import LONGEST_NAME, fixed_part, is_remote, placeholders
+from cdc.config.field_types import LONGEST_NAME, directories_overlap, fixed_part, is_remote, placeholders
 from cdc.config.object_store import storage_keys
-from cdc.config.sinks import (
-    EXCLUSIVE_KEYS,
-    DeltaSinkDefinition,
-    DroppedColumns,
-    HistoryMode,
-    SchemaChanges,
-    SearchRule,
-    SearchSettings,
-    SearchSinkDefinition,
-    SinkRule,
-    TableSettings,
-    settings_with_rule,
-)
-from cdc.config.transform import Transform
+from cdc.config.sink_rules import WILDCARDS, Disagreement
+from cdc.config.sinks import DefinedSink
 from cdc.config.views import NAME_OF_VIEWS, Incremental, View
 from cdc.config.yaml_document import Key
-from cdc.errors import CdcError, SchemaNotApplicable, TransformFailed, ViewError, ViewKeyNull, ViewOnlyRefreshed
-from cdc.table import TableSchema, matches
-from cdc.target_names import column_name
-
-CORRECT_RULE: Final = "correct the sink's rule in the definition, then restart the apply process"
-_LISTS: Final = (
-    "column_list",
-    "except_column_list",
-    "track_history_column_list",
-    "track_history_except_column_list",
-    "fields",
-)
-"""Keys of a rule that are lists of columns; not every kind of rule has all of them."""
-_WILD: Final = frozenset("*?[")
-_MERGED_CHANGES: Final = frozenset({SchemaChanges.EVOLVE, SchemaChanges.EXCEPTION})
-"""Schema-change policies that a shared target (`merge_tables`) supports.
-
-All source tables of a shared target must have the same columns.
-"""
-_FOLLOWING: Final = frozenset({SchemaChanges.EVOLVE, SchemaChanges.TRY_EVOLVE})
-"""Schema-change policies under which a target can drop a column."""
-_OF_COLUMNS: Final = frozenset({"dropped_columns", "schema_changes", "merge_tables", "transform", *EXCLUSIVE_KEYS[0]})
-"""Keys that can conflict with `dropped_columns: drop`."""
-
-
-class KeyConflict(NamedTuple):
-    """A key of the definition that conflicts with a table's columns, or with the existing target."""
-
-    key: Key
-    """Path of the key in the definition: from its root, or relative to a rule or sink."""
-    error: CdcError
-    """The error that stops the table, or the server, if the definition is not corrected."""
-
-
-class Disagreement(NamedTuple):
-    """A key that conflicts with another key, and the reason."""
-
-    key: Key
-    message: str
+from cdc.errors import ViewError, ViewKeyNull, ViewOnlyRefreshed
+from cdc.table import matches
 
 
 def disagreements(definition: Definition) -> Iterator[Disagreement]:
@@ -93,9 +39,7 @@ def _disagreements(definition: Definition) -> Iterator[Disagreement]:
     yield from _delivery_directories(definition)
     yield from _signals(definition)
     yield from _storage(definition)
-    yield from _modes(definition)
-    yield from _search_rules(definition)
-    yield from _routes(definition)
+    yield from _sinks(definition)
     yield from _views(definition)
     if not definition.catalog.url:
         yield Disagreement(("catalog",), "required key is missing: catalog.url, because the log is in an object store")
@@ -140,8 +84,8 @@ def _views_of_sinks(definition: Definition) -> Iterator[Disagreement]:
             yield Disagreement(("sinks", place, "name"), f"too long: its views are in a sink called {sink.name!r}")
         if not sink.views or tables is None or tables.type != sink.type:
             yield Disagreement(key, "expected a sink of views, and the name of a sink of tables of the same type")
-        elif isinstance(sink, DeltaSinkDefinition) and sink.path != tables.path:
-            yield Disagreement(key, f"expected the path of sink {sink.views_of!r}")
+        elif message := sink.conflict_with_tables(tables):
+            yield Disagreement(key, message)
 
 
 def _signals(definition: Definition) -> Iterator[Disagreement]:
@@ -166,16 +110,15 @@ def _paths(definition: Definition) -> Iterator[Disagreement]:
     many_schemas = len({_schema(glob) for glob in definition.patterns}) > 1
     for place, sink in enumerate(definition.sinks):
         key: Key = ("sinks", place, "path")
-        if not sink.path or (sink.views_of and isinstance(sink, DeltaSinkDefinition)):
-            continue  # the indexes are in a search server, or the views are in the folder of a sink of tables
-        names = placeholders(sink.path)
-        if isinstance(sink, SearchSinkDefinition) and is_remote(sink.path):
-            yield Disagreement(key, "expected a local directory: a search index cannot be in an object store")
+        path = sink.own_directory
+        if not path:
+            continue
+        names = placeholders(path)
         if "table" in names and "schema" not in names and (many_schemas or _schema(definition.patterns[0]) is None):
             yield Disagreement(key, "expected {schema} in the path: tables of different schemas can have the same name")
-        root = fixed_part(sink.path)
+        root = fixed_part(path)
         for other, owner in taken.items():
-            if _overlap(root, other):
+            if directories_overlap(root, other):
                 yield Disagreement(key, f"the path up to its first placeholder overlaps the directory of {owner}")
                 break
         taken[root] = f"sink {sink.name!r}"
@@ -194,125 +137,22 @@ def _delivery_directories(definition: Definition) -> Iterator[Disagreement]:
             yield Disagreement(("deliveries", place, "path"), message)
 
 
-def _modes(definition: Definition) -> Iterator[Disagreement]:
+def _sinks(definition: Definition) -> Iterator[Disagreement]:
+    """Yield the conflicts inside of each sink, and of its rules with the directories of other sinks and of the log."""
     for place, sink in enumerate(definition.sinks):
-        if isinstance(sink, DeltaSinkDefinition):
-            yield from _kept(sink, sink, ("sinks", place))
-            for number, rule in enumerate(sink.rules):
-                key: Key = ("sinks", place, "rules", number)
-                meant = settings_with_rule(sink, rule)
-                yield from _kept(rule, meant, key)
-                if rule.merge_tables:
-                    yield from _merged(meant, (*key, "merge_tables"))
+        for key, message in sink.conflicts(_directories_of_others(definition, sink)):
+            yield Disagreement(("sinks", place, *key), message)
 
 
-def _kept(said: TableSettings, meant: TableSettings, key: Key) -> Iterator[Disagreement]:
-    """Yield the conflicts among the settings of one sink or one rule.
-
-    said: the sink or the rule as the file contains it. meant: `said`, completed by the settings that it inherits.
-    """
-    transform = said.transform if isinstance(said, SinkRule) else None
-    if transform is not None and meant.history_mode is not HistoryMode.LATEST:
-        for name in ("python", "computed", "where"):
-            if getattr(transform, name):
-                found = f"conflicts with {meant.history_mode.value!r}: this key requires the latest state of rows"
-                yield Disagreement((*key, "transform", name), found)
-    yield from _dropping(said, meant, key)
-    yield from _exclusive(said, key)
-    for name in ("track_history_column_list", "track_history_except_column_list"):
-        if getattr(said, name) and meant.history_mode is not HistoryMode.VERSIONS:
-            yield Disagreement((*key, name), "requires stored_as_scd_type: 2")
-        for column in sorted({*getattr(said, name)} & {*meant.except_column_list}):
-            yield Disagreement((*key, name), f"contains {column!r}, which except_column_list excludes")
-
-
-def _exclusive(said: TableSettings | SearchSettings, key: Key) -> Iterator[Disagreement]:
-    """Yield a conflict for each two keys of one sink or one rule that must not both be set."""
-    for group in EXCLUSIVE_KEYS:
-        both = sorted(name for name in group & said.model_fields_set if getattr(said, name))
-        if len(both) > 1:
-            yield Disagreement((*key, both[0]), f"conflicts with {both[1]}: keep only one of the two keys")
-
-
-def _search_rules(definition: Definition) -> Iterator[Disagreement]:
-    """Yield the conflicts among the settings of the search sinks and of their rules."""
-    for place, sink in enumerate(definition.sinks):
-        if not isinstance(sink, SearchSinkDefinition):
-            continue
-        yield from _exclusive(sink, ("sinks", place))
-        for number, rule in enumerate(sink.rules):
-            key: Key = ("sinks", place, "rules", number)
-            yield from _exclusive(rule, key)
-            for name in ("computed", "where"):
-                if rule.transform is not None and getattr(rule.transform, name):
-                    message = "requires Spark, which a search sink does not use: use 'python', or remove the key"
-                    yield Disagreement((*key, "transform", name), message)
-
-
-def _dropping(said: TableSettings, meant: TableSettings, key: Key) -> Iterator[Disagreement]:
-    """Yield the conflicts of `dropped_columns: drop` with other keys of a sink or a rule.
-
-    Yields nothing if `said` contains none of the keys in _OF_COLUMNS: a conflict is then reported at the sink.
-    """
-    if meant.dropped_columns is not DroppedColumns.DROP or not _OF_COLUMNS & said.model_fields_set:
-        return
-    key = (*key, "dropped_columns")
-    if meant.history_mode is not HistoryMode.LATEST:
-        found = f"'drop' conflicts with {meant.history_mode.value!r}: values in older rows would be lost"
-        yield Disagreement(key, found)
-    if meant.schema_changes not in _FOLLOWING:
-        changes = meant.schema_changes.value
-        yield Disagreement(key, f"'drop' conflicts with 'schema_changes: {changes}': expected evolve or try_evolve")
-    if isinstance(said, SinkRule) and said.transform is not None and said.transform.python is not None:
-        message = "'drop' conflicts with 'transform.python': its output columns cannot be traced to source columns"
-        yield Disagreement(key, message)
-    if isinstance(said, SinkRule) and said.merge_tables:
-        yield Disagreement(
-            key, "'drop' conflicts with 'merge_tables': the other source tables may still have the column"
-        )
-
-
-def _merged(meant: TableSettings, key: Key) -> Iterator[Disagreement]:
-    """Yield a conflict for each setting that a target shared by several tables cannot have."""
-    if meant.history_mode is not HistoryMode.LATEST:
-        found = f"conflicts with {meant.history_mode.value!r}: a shared target requires the latest state of rows"
-        yield Disagreement(key, found)
-    if meant.schema_changes not in _MERGED_CHANGES:
-        found = f"conflicts with 'schema_changes: {meant.schema_changes.value}': expected evolve or exception"
-        yield Disagreement(key, found)
-
-
-def _routes(definition: Definition) -> Iterator[Disagreement]:
-    """Yield a conflict for each rule with a target whose directory can overlap another directory.
-
-    The other directory can belong to another target of the rule, to another rule, to another sink or to the log.
-    """
-    for place, sink in enumerate(definition.sinks):
-        if not isinstance(sink, DeltaSinkDefinition):
-            continue
-        apart = (
-            other
-            for other in definition.sinks
-            if other is not sink and other.views_of != sink.name and sink.views_of != other.name
-        )
-        others = {fixed_part(other.path): f"sink {other.name!r}" for other in apart}
-        others[definition.log.path] = "the log"
-        for number, rule in enumerate(sink.rules):
-            key: Key = ("sinks", place, "rules", number, "path")
-            if rule.path is None:
-                continue
-            whole = not placeholders(rule.path)
-            one = not set(placeholders(rule.path)) - {"schema"}
-            if _WILD & set(rule.match) and one and not rule.merge_tables:
-                yield Disagreement(
-                    key,
-                    "expected {table} or a capture group of 'pattern' in the path: several tables can share a "
-                    "directory only with merge_tables: true",
-                )
-            elif found := next((o for p, o in others.items() if _overlap(fixed_part(rule.path), p)), None):
-                yield Disagreement(key, f"the path up to its first placeholder overlaps the directory of {found}")
-            elif whole and any(r.path and _overlap(r.path, rule.path) for r in sink.rules[:number]):
-                yield Disagreement(key, "overlaps the directory of another rule: every table needs its own directory")
+def _directories_of_others(definition: Definition, sink: DefinedSink) -> dict[str, str]:
+    """Return directory → owner, for the log and for all sinks but this one and the one of its views or tables."""
+    directories = {
+        fixed_part(other.own_directory): f"sink {other.name!r}"
+        for other in definition.sinks
+        if other is not sink and other.views_of != sink.name and sink.views_of != other.name and other.own_directory
+    }
+    directories[definition.log.path] = "the log"
+    return directories
 
 
 def _views(definition: Definition) -> Iterator[Disagreement]:
@@ -388,12 +228,12 @@ def rules_without_effect(definition: Definition) -> Iterator[Disagreement]:
             yield Disagreement(("deliveries", place, "rules", number, "match"), message)
 
 
-def local_indexes_on_spark(definition: Definition) -> Iterator[Disagreement]:
-    """Yield the local search indexes of a definition that sends every batch to Spark, which cannot write them."""
+def driver_written_sinks_on_spark(definition: Definition) -> Iterator[Disagreement]:
+    """Yield the sinks that executors cannot write, of a definition that sends every batch to Spark."""
     if definition.spark.engine is EngineChoice.SPARK:
         for sink in definition.sinks:
-            if isinstance(sink, SearchSinkDefinition) and sink.engine == "tantivy":
-                message = f"sink {sink.name!r} is a local index: executors fold its batches, the driver writes them"
+            if sink.only_the_driver_writes:
+                message = f"executors cannot write sink {sink.name!r}: they fold its batches, the driver writes them"
                 yield Disagreement(("spark", "engine"), message)
 
 
@@ -405,7 +245,7 @@ def _without_effect(definition: Definition, consumer: Any, views: Sequence[str])
     """Yield (number, reason) of each rule. consumer: a sink or a delivery. views: the names of its views."""
     rules = getattr(consumer, "rules", ())
     for number, rule in enumerate(rules):
-        if _WILD & set(rule.match):
+        if WILDCARDS & set(rule.match):
             continue
         earlier = next((one.match for one in rules[:number] if matches(rule.match, [one.match])), None)
         is_table = definition.captures(rule.match) and matches(rule.match, consumer.tables)
@@ -418,127 +258,11 @@ def _without_effect(definition: Definition, consumer: Any, views: Sequence[str])
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
     """Return a question that names the most similar of the names, without globs; "" if none is similar."""
-    near = get_close_matches(name, [one for one in names if not _WILD & set(one)], n=1)
+    near = get_close_matches(name, [one for one in names if not WILDCARDS & set(one)], n=1)
     return f": did you mean {near[0]!r}?" if near else ""
 
 
 def _schema(glob: str) -> str | None:
     """Return the schema in a glob over `schema.table`; None if this part of the glob contains wildcards."""
     schema = glob.partition(".")[0]
-    return None if _WILD & set(schema) else schema
-
-
-def _overlap(one: str, other: str) -> bool:
-    return f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/")
-
-
-def with_target_columns(schema: TableSchema, settings: TableSettings | SearchSettings) -> TableSchema:
-    """Return the table's schema with only the columns that the target has; ignore unknown names in the column lists."""
-    wanted, unwanted = set(settings.column_list), set(settings.except_column_list)
-    if not wanted and not unwanted:
-        return schema
-    columns = tuple(c for c in schema.columns if (not wanted or c.name in wanted) and c.name not in unwanted)
-    return replace(schema, columns=columns)
-
-
-def with_document_columns(schema: TableSchema, settings: SearchSettings) -> TableSchema:
-    """Return the table's schema with only the columns that a search index has, before the transform of the rule."""
-    selected = with_target_columns(schema, settings)
-    if not settings.fields:
-        return selected
-    return replace(
-        selected, columns=tuple(c for c in selected.columns if c.key is not None or c.name in settings.fields)
-    )
-
-
-def column_conflicts(
-    schema: TableSchema, rule: SinkRule | SearchRule | None, settings: TableSettings | SearchSettings
-) -> Iterator[KeyConflict]:
-    """Yield all conflicts between a table and its settings that can be found without Spark.
-
-    settings: the settings of the sink, overridden by those of the rule.
-    """
-    yield from unknown_columns(schema, rule)
-    yield from left_out_key_columns(schema, settings)
-    if isinstance(settings, TableSettings):
-        yield from missing_key(schema, settings.history_mode)
-    if rule is not None and rule.transform is not None:
-        for key, error in transform_conflicts(rule.transform, with_target_columns(schema, settings)):
-            yield KeyConflict(("transform", *key), error)
-
-
-def unknown_columns(schema: TableSchema, rule: SinkRule | SearchRule | None) -> Iterator[KeyConflict]:
-    """Yield a conflict for each name in the rule's column lists that the table does not have as a column."""
-    known = {column.name for column in schema.sent}
-    for name in _LISTS if rule is not None else ():
-        for unknown in sorted(set(getattr(rule, name, ())) - known):
-            message = f"{name}: table {schema.topic!r} has no column {unknown!r}"
-            yield KeyConflict((name,), SchemaNotApplicable(message, remedy=CORRECT_RULE))
-
-
-def left_out_key_columns(schema: TableSchema, settings: TableSettings | SearchSettings) -> Iterator[KeyConflict]:
-    """Yield a conflict for each key column that the column lists exclude from the target."""
-    if not settings.column_list and not settings.except_column_list:
-        return
-    there = {column.name for column in with_target_columns(schema, settings).columns}
-    for name in (column.name for column in schema.key if column.name not in there):
-        key = "except_column_list" if name in settings.except_column_list else "column_list"
-        message = f"column {name!r} of table {schema.topic!r} is part of the key and cannot be excluded"
-        yield KeyConflict((key,), SchemaNotApplicable(message, remedy=CORRECT_RULE))
-
-
-def with_selected_columns(schema: TableSchema, settings: TableSettings | SearchSettings) -> TableSchema:
-    """Return the table with only the columns that its settings select for the target.
-
-    Raises SchemaNotApplicable if a key column is not selected. An unknown column name in the settings is no error here;
-    see check_named.
-    """
-    raise_first(left_out_key_columns(schema, settings))
-    return with_target_columns(schema, settings)
-
-
-def check_named(schema: TableSchema, rule: SinkRule | SearchRule | None) -> None:
-    """Raise SchemaNotApplicable if the rule of a table names a column that the table does not have."""
-    raise_first(unknown_columns(schema, rule))
-
-
-def raise_first(found: Iterator[KeyConflict]) -> None:
-    """Raise the error of the first conflict, if there is one."""
-    for conflict in found:
-        raise conflict.error
-
-
-def missing_key(schema: TableSchema, keeping: HistoryMode) -> Iterator[KeyConflict]:
-    """Yield a conflict if the table has no key and its target needs a key to identify rows."""
-    if keeping in {HistoryMode.VERSIONS, HistoryMode.MARKED} and not schema.key:
-        message = f"table {schema.topic!r} has no key: {keeping.value!r} needs a key to identify rows"
-        remedy = "use mode 'append' or the default mode, or add a primary key or a replica identity index at the source"
-        yield KeyConflict(
-            ("stored_as_scd_type" if keeping is HistoryMode.VERSIONS else "mode",),
-            SchemaNotApplicable(message, remedy=remedy),
-        )
-
-
-def transform_conflicts(rule: Transform, schema: TableSchema) -> Iterator[KeyConflict]:
-    """Yield the conflicts between a transform and a table: unknown columns, and key columns that would be lost.
-
-    schema: the table with the target's columns, as `with_target_columns` returns it.
-    """
-    topic, known = schema.topic, {column.name for column in schema.sent}
-    keys = {column.name for column in schema.key}
-    for kind, named in (("drop", rule.drop), ("rename", rule.rename), ("mask", rule.mask)):
-        for name in sorted(set(named) - known):
-            message = f"{kind}: table {topic!r} has no column {name!r}, or the publication does not send this column"
-            yield KeyConflict((kind,), TransformFailed(message))
-        for name in sorted(keys & set(named)) if kind != "rename" else ():
-            message = f"{kind}: column {name!r} of table {topic!r} is part of the key and cannot be dropped or masked"
-            yield KeyConflict((kind,), TransformFailed(message))
-    made = [column_name(rule.rename.get(name, name)).casefold() for name in known - set(rule.drop)]
-    made += [name.casefold() for name in rule.computed]
-    for name in sorted({name for name in made if made.count(name) > 1}):
-        yield KeyConflict(
-            (), TransformFailed(f"two columns of the target of table {topic!r} would have the name {name!r}")
-        )
-    if rule.needs_spark and not keys:
-        message = f"table {topic!r} has no key: 'computed' and 'where' need a key to identify rows"
-        yield KeyConflict(("computed" if rule.computed else "where",), TransformFailed(message))
+    return None if WILDCARDS & set(schema) else schema

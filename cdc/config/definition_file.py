@@ -13,16 +13,11 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from cdc.config.definition import Definition
-from cdc.config.definition_conflicts import (
-    CORRECT_RULE,
-    KeyConflict,
-    disagreements,
-    local_indexes_on_spark,
-    rules_without_effect,
-)
+from cdc.config.definition_conflicts import disagreements, driver_written_sinks_on_spark, rules_without_effect
 from cdc.config.interpolation import Interpolated
 from cdc.config.pydantic_errors import issues_of
 from cdc.config.secret import HIDDEN
+from cdc.config.sink_rules import CORRECT_RULE, KeyConflict
 from cdc.config.units import print_seconds, print_size
 from cdc.config.yaml_document import FAULTY, Key, YamlDocument, read_document
 from cdc.errors import ConfigIssue, InvalidDefinition, TransformFailed, UnsetVariable
@@ -117,7 +112,7 @@ def _validated(document: YamlDocument, path: Path, environment: Mapping[str, str
         return None
     for key, message in disagreements(definition):
         document.note(_key_in_file(key, document.values), message)
-    for key, message in (*rules_without_effect(definition), *local_indexes_on_spark(definition)):
+    for key, message in (*rules_without_effect(definition), *driver_written_sinks_on_spark(definition)):
         document.note(_key_in_file(key, document.values), message, fatal=False)
     for name, message in advice:
         document.note(_where(document.values, name), message, fatal=False)

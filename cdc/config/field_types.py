@@ -149,6 +149,11 @@ def fixed_part(path: str) -> str:
     return head.rpartition("/")[0] if brace else path
 
 
+def directories_overlap(one: str, other: str) -> bool:
+    """Return True if the two directories are equal, or if one is inside the other."""
+    return f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/")
+
+
 def is_remote(path: str) -> bool:
     """Return True if the path is in an object store."""
     scheme = _SCHEME.match(path)

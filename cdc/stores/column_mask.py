@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.config import Transform
-from cdc.config.definition_conflicts import transform_conflicts
+from cdc.config.sink_rules import transform_conflicts
 from cdc.config.transform import KEEP_LAST, REDACT, SHA256
 from cdc.stores.dead_letter_rows import MASKED
 from cdc.table import Column, TableSchema

@@ -19,7 +19,10 @@ from typing import Final, Self
 
 from cdc.config import SearchRule, SearchSettings, SinkRule, TableSettings, Transform, rule_of
 from cdc.config.deliveries import DeliveryRule, DeliverySettings
-from cdc.config.sinks import search_settings, settings_with_rule
+from cdc.config.delta_sink import settings_with_rule
+from cdc.config.search_sink import search_settings
+from cdc.config.sink_rules import ColumnLists, RuleOfTables
+from cdc.config.sinks import DefinedSink
 from cdc.config.sql_expression import named_in
 from cdc.config.transform import KEEP_LAST, REDACT, SHA256
 from cdc.errors import HiddenColumnRenamed
@@ -70,13 +73,12 @@ class ColumnRules:
         )
 
     @classmethod
-    def of_sink(cls, settings: TableSettings | SearchSettings, rule: SinkRule | SearchRule | None) -> Self:
+    def of_sink(cls, settings: ColumnLists, rule: RuleOfTables | None) -> Self:
         """Return what a sink does with the columns of a table. settings: those of the sink, overridden by the rule"""
         own = cls.of_transform(None if rule is None else rule.transform)
-        lists = (settings.column_list, settings.fields if isinstance(settings, SearchSettings) else ())
         return replace(
             own,
-            lists=tuple(frozenset(names) for names in lists if names),
+            lists=tuple(frozenset(names) for names in settings.selecting_lists if names),
             omitted=own.omitted | frozenset(settings.except_column_list),
         )
 
@@ -103,6 +105,11 @@ class ColumnRules:
     def omits(self, name: str) -> bool:
         """Return whether the rule omits the column."""
         return not self.is_listed(name) or name in self.omitted
+
+
+def rules_of_sink(sink: DefinedSink) -> RulesOfTopic:
+    """Return the column rules of a sink of a definition."""
+    return lambda topic: ColumnRules.of_sink(sink.settings(topic), sink.rule(topic))
 
 
 def table_rules(settings: TableSettings, rules: Sequence[SinkRule]) -> RulesOfTopic:

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from cdc.config.sinks import DeltaSinkDefinition
+from cdc.config.delta_sink import DeltaSinkDefinition
 from cdc.errors import (
     ConfigError,
     CutUnavailable,

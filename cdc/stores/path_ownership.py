@@ -10,7 +10,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 
-from cdc.config.sinks import DeltaSinkDefinition
+from cdc.config.delta_sink import DeltaSinkDefinition
 from cdc.errors import SinkUnavailable, TargetUnusable
 from cdc.stores.lake_reader import Lake
 from cdc.stores.unsupported_table_features import features_in_error

@@ -20,7 +20,7 @@ from typing import Any, Final, Self
 import tantivy
 
 from cdc.config import SearchSettings, SearchSinkDefinition
-from cdc.config.sinks import search_fingerprint
+from cdc.config.search_sink import search_fingerprint
 from cdc.errors import ConfigError, CutUnavailable, SinkUnavailable, TargetRulesChanged
 from cdc.position import Position
 from cdc.stores.dead_letter_rows import DeadLetterEntry, Key, ParkedRow, parked_at
@@ -139,7 +139,7 @@ class DocumentRules:
     """The rules under which the documents of one table were written, stored in the index with them."""
 
     fingerprint: str
-    """cdc.config.sinks.search_fingerprint of the rules; empty if the documents follow no single set of rules."""
+    """cdc.config.search_sink.search_fingerprint of the rules; empty if the documents follow no single set of rules."""
     columns: Mapping[int, IndexedColumn] = field(default_factory=dict)
     """Column id → column, for the columns of the documents; a document has no other values."""
     masks: Mapping[int, str] = field(default_factory=dict)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from importlib import import_module
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, cast
 
 from cdc.config import SearchSinkDefinition
 from cdc.errors import TargetRulesChanged
 from cdc.stores.dead_letter_rows import ParkedRow
 from cdc.stores.published_record import Published
-from cdc.stores.search_index_reader import FoundRow, SearchIndex, SearchPage
+from cdc.stores.search_index_reader import FoundRow, SearchPage
+from cdc.stores.sink_kinds import reading_of
 
 
 class SearchReader(Protocol):
@@ -62,6 +62,13 @@ class SearchReader(Protocol):
         """Return the parked rows of the sink."""
 
 
+class _OpensSearch(Protocol):
+    """The reading of a kind of sink whose targets can be searched."""
+
+    def open(self, sink: SearchSinkDefinition, handle: str | None = None, *, at_rest: bool = False) -> SearchReader:
+        """Open the published state of a sink, or a kept cut."""
+
+
 def open_search(sink: SearchSinkDefinition, handle: str | None = None, *, at_rest: bool = False) -> SearchReader:
     """Open the published state of a sink, or a kept cut. handle: the result of the sink's `pin`.
 
@@ -69,9 +76,4 @@ def open_search(sink: SearchSinkDefinition, handle: str | None = None, *, at_res
 
     Raises SinkUnavailable if the sink has not written anything yet.
     """
-    if sink.engine == "tantivy":
-        return SearchIndex.open(handle or sink.path)
-    # imported late: only sinks with a server need the HTTP client, whose import takes a tenth of a second
-    readers = import_module("cdc.stores.search_server.reader").SearchServerReader
-    reader: SearchReader = readers.open_at_rest(sink) if at_rest else readers.open(sink, handle)
-    return reader
+    return cast("_OpensSearch", reading_of(sink)).open(sink, handle, at_rest=at_rest)

@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from cdc.config import Definition, DeltaSinkDefinition
+from cdc.config.sinks import queried_sinks
 from cdc.errors import ConfigError, CutUnavailable, PositionNotReached, UnknownName
 from cdc.log.bucket_files import Root
 from cdc.position import Position
@@ -88,7 +89,7 @@ def _is_apart(table: TableRecord) -> bool:
 
 def find_delta_sink(definition: Definition, name: str | None) -> DeltaSinkDefinition:
     """Return the Delta sink with this name, or the first one; raises UnknownName if there is none."""
-    sinks = [sink for sink in definition.sinks if sink.type == "delta"]
+    sinks = queried_sinks(definition.sinks)
     found = next((sink for sink in sinks if name in {None, sink.name}), None)
     if found is None:
         wanted = "" if name is None else f" called {name!r}"
@@ -103,9 +104,7 @@ def find_delta_sink(definition: Definition, name: str | None) -> DeltaSinkDefini
 def queried_sink(definition: Definition, name: str | None) -> QueriedSink:
     """Return the Delta sink with this name, or the first one, with its views; raises UnknownName if there is none."""
     sink = find_delta_sink(definition, name)
-    views = (
-        other for other in definition.sinks if isinstance(other, DeltaSinkDefinition) and other.views_of == sink.name
-    )
+    views = (other for other in queried_sinks(definition.sinks) if other.views_of == sink.name)
     return QueriedSink(sink, next(views, None), definition.log.of_views)
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from cdc.config import Definition, SearchSinkDefinition
+from cdc.config.sinks import searched_sinks
 from cdc.errors import ConfigError, CutUnavailable, PositionNotReached, SinkUnavailable, UnknownName
 from cdc.position import Position
 from cdc.stores.awaited_position import POLL, AwaitedPosition
@@ -194,7 +195,7 @@ def find_topic(topics: Sequence[str], table: str) -> str | None:
 
 
 def _search_sinks(definition: Definition, name: str | None) -> list[SearchSinkDefinition]:
-    sinks = [sink for sink in definition.sinks if sink.type == "search"]
+    sinks = searched_sinks(definition.sinks)
     if not sinks:
         raise UnknownName(
             f"pipeline {definition.name!r} has no search sink", remedy="add a sink of type search to the definition"

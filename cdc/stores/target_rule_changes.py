@@ -19,16 +19,14 @@ from deltalake import DeltaTable
 from cdc.config import (
     DeltaSinkDefinition,
     SchemaChanges,
-    SearchRule,
     SinkRule,
     TableSettings,
     Transform,
     rule_of,
-    search_settings,
-    table_settings,
 )
-from cdc.config.definition_conflicts import with_document_columns, with_target_columns
-from cdc.config.sinks import HistoryMode, Sink, settings_with_rule
+from cdc.config.delta_sink import HistoryMode, settings_with_rule
+from cdc.config.sink_rules import with_target_columns
+from cdc.config.sinks import DefinedSink
 from cdc.errors import TargetRulesChanged
 from cdc.stores.current_rows import MODE
 from cdc.table import TableSchema
@@ -143,27 +141,23 @@ class TargetRules:
         return column_name(name if transform is None else transform.rename.get(name, name))
 
 
-def _transform_of(sink: Sink, schema: TableSchema) -> Transform | None:
-    rule: SinkRule | SearchRule | None = rule_of(schema.topic, sink.rules)
-    return None if rule is None else rule.transform
-
-
-def masked_columns(sink: Sink, schema: TableSchema) -> set[str]:
+def masked_columns(sink: DefinedSink, schema: TableSchema) -> set[str]:
     """Return the names of the columns whose values a sink masks."""
     transform = _transform_of(sink, schema)
     return set() if transform is None else set(transform.mask)
 
 
-def hidden_columns(sink: Sink, schema: TableSchema) -> set[str]:
+def hidden_columns(sink: DefinedSink, schema: TableSchema) -> set[str]:
     """Return the names of the columns whose values a sink masks or omits."""
-    if isinstance(sink, DeltaSinkDefinition):
-        selected = with_target_columns(schema, table_settings(schema.topic, sink, sink.rules))
-    else:
-        settings = search_settings(schema.topic, sink, sink.rules)
-        selected = with_document_columns(schema, settings)
-    transform, there = _transform_of(sink, schema), {column.name for column in selected.columns}
+    there = {column.name for column in sink.selected_columns(schema).columns}
+    transform = _transform_of(sink, schema)
     hidden = set() if transform is None else {*transform.mask, *transform.drop}
     return {column.name for column in schema.columns} - there | hidden
+
+
+def _transform_of(sink: DefinedSink, schema: TableSchema) -> Transform | None:
+    rule = sink.rule(schema.topic)
+    return None if rule is None else rule.transform
 
 
 _OURS: Final = "cdc."

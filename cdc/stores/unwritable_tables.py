@@ -11,18 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
-from cdc.config import (
-    Definition,
-    DeltaSinkDefinition,
-    SearchRule,
-    SearchSinkDefinition,
-    SinkRule,
-    TableSettings,
-    rule_of,
-    search_settings,
-)
-from cdc.config.definition_conflicts import KeyConflict, column_conflicts
-from cdc.config.sinks import settings_with_rule, target_path
+from cdc.config import Definition
+from cdc.config.sink_rules import KeyConflict, RuleOfTables
+from cdc.config.sinks import DefinedSink
 from cdc.config.yaml_document import Key
 from cdc.errors import (
     CdcError,
@@ -45,24 +36,12 @@ AT_ONCE: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class SinkTable:
-    """One table together with one Delta sink that receives it."""
+    """One table together with one sink that receives it."""
 
-    sink: DeltaSinkDefinition
+    sink: DefinedSink
     number: int
     """Index of the sink in the definition."""
     schema: TableSchema
-    sink_settings: TableSettings
-    """The settings of the sink for tables without a rule."""
-
-    @property
-    def rule(self) -> SinkRule | None:
-        """The rule of the sink that applies to the table; None if no rule applies."""
-        return rule_of(self.schema.topic, self.sink.rules)
-
-    @property
-    def settings(self) -> TableSettings:
-        """The table's settings: the settings of the sink, overridden by the table's rule."""
-        return settings_with_rule(self.sink_settings, self.rule)
 
     def key(self, *below: str | int) -> Key:
         """Return the path in the definition to one setting of the table, such as `sinks`, 0, `rules`, 2, `path`.
@@ -70,30 +49,19 @@ class SinkTable:
         `below` is the path of the setting inside its rule or sink. If the table's rule contains the setting, the result
         leads into the rule; otherwise it leads into the sink.
         """
-        return _key_in_rule(self.number, self.rule, self.sink.rules, below)
-
-
-def _key_in_rule(
-    number: int, rule: SinkRule | SearchRule | None, rules: Sequence[SinkRule | SearchRule], below: Key
-) -> Key:
-    """Return the path in the definition to one setting of a table, as `SinkTable.key` does.
-
-    number: index of the sink. rule: the table's rule, one of `rules`.
-    """
-    if rule is not None and below and below[0] in rule.model_fields_set:
-        return ("sinks", number, "rules", rules.index(rule), *below)
-    return ("sinks", number, *below)
+        rule = self.sink.rule(self.schema.topic)
+        if rule is not None and below and below[0] in rule.model_fields_set:
+            return ("sinks", self.number, "rules", self.sink.rules.index(rule), *below)
+        return ("sinks", self.number, *below)
 
 
 def tables_of_sinks(
     definition: Definition, tables: Sequence[TableSchema], sinks: Collection[str]
 ) -> Iterator[SinkTable]:
-    """Yield each table of each Delta sink whose name is in `sinks`."""
+    """Yield each table of each sink whose name is in `sinks`."""
     for number, sink in enumerate(definition.sinks):
-        if isinstance(sink, DeltaSinkDefinition) and sink.name in sinks and not sink.views:
-            settings = settings_with_rule(sink, None)
-            received = (schema for schema in tables if matches(schema.topic, sink.tables))
-            yield from (SinkTable(sink, number, schema, settings) for schema in received)
+        if sink.name in sinks and not sink.views:
+            yield from (SinkTable(sink, number, schema) for schema in tables if matches(schema.topic, sink.tables))
 
 
 def tables_in(log: LogReader) -> list[TableSchema]:
@@ -121,24 +89,11 @@ def rule_conflicts(definition: Definition, tables: Sequence[TableSchema], sinks:
 
     The function returns only conflicts that a check without Spark can find.
     """
-    found = [
+    return [
         KeyConflict(one.key(*key), error)
         for one in tables_of_sinks(definition, tables, sinks)
-        for key, error in column_conflicts(one.schema, one.rule, one.settings)
+        for key, error in one.sink.column_conflicts(one.schema)
     ]
-    return [*found, *_search_conflicts(definition, tables, sinks)]
-
-
-def _search_conflicts(
-    definition: Definition, tables: Sequence[TableSchema], sinks: Collection[str]
-) -> Iterator[KeyConflict]:
-    for number, sink in enumerate(definition.sinks):
-        if not isinstance(sink, SearchSinkDefinition) or sink.name not in sinks or sink.views:
-            continue
-        for schema in (schema for schema in tables if matches(schema.topic, sink.tables)):
-            rule, settings = rule_of(schema.topic, sink.rules), search_settings(schema.topic, sink, sink.rules)
-            for key, error in column_conflicts(schema, rule, settings):
-                yield KeyConflict(_key_in_rule(number, rule, sink.rules, key), error)
 
 
 def path_conflicts(
@@ -152,9 +107,12 @@ def path_conflicts(
     routes, found = list[tuple[str, SinkTable]](), list[KeyConflict]()
     for one in tables_of_sinks(definition, tables, sinks):
         try:
-            routes.append((target_path(one.sink.path, one.sink.rules, one.schema), one))
+            path = one.sink.target_path(one.schema)
         except TransformFailed as exc:
             found.append(KeyConflict(one.key("pattern"), exc))
+            continue
+        if path is not None:
+            routes.append((path, one))
     found += _overlapping_paths(routes)
     first_of = dict[str, SinkTable]()
     for uri, one in routes:
@@ -183,13 +141,18 @@ def _overlapping_paths(routes: Iterable[tuple[str, SinkTable]]) -> Iterator[KeyC
             around = uri, one
             continue
         other, owner = around
-        if uri != other or one.rule is None or not one.rule.merge_tables or one.rule is not owner.rule:
+        is_shared = uri == other and one.sink.shared_path(one.schema) is not None and _rule(one) is _rule(owner)
+        if not is_shared:
             message = (
                 f"the target of table {one.schema.topic!r} would be {uri!r}, which overlaps {other!r}, the target "
                 "of table "
                 f"{owner.schema.topic!r}"
             )
             yield KeyConflict(one.key("path"), TransformFailed(message))
+
+
+def _rule(table: SinkTable) -> RuleOfTables | None:
+    return table.sink.rule(table.schema.topic)
 
 
 def _path_error(uri: str, log_id: str | None) -> CdcError | None:

@@ -7,15 +7,14 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
-from cdc.config import Definition, DeltaSinkDefinition, SearchSinkDefinition, rule_of
-from cdc.config.sinks import target_path
-from cdc.errors import ConfigError, SinkUnavailable
+from cdc.config import Definition
+from cdc.config.sinks import DefinedSink
+from cdc.errors import ConfigError
 from cdc.log import inspection
 from cdc.log.reader import LogReader
 from cdc.position import Position
-from cdc.stores.lake_reader import Lake
 from cdc.stores.published_record import Published
-from cdc.stores.search_reader import open_search
+from cdc.stores.sink_kinds import reading_of
 from cdc.table import exact_glob, matches_name
 from cdc.verify_and_replay_options import POINT_IN_TIME_REMEDY, parse_point_in_time
 from pipelines.replaying.table_sizes_in_log import TableContents, read_contents
@@ -45,7 +44,7 @@ class ReplayOptions:
 class ReplayPlan:
     """What a replay rebuilds: the sink, the tables and the end position."""
 
-    wanted: DeltaSinkDefinition | SearchSinkDefinition
+    wanted: DefinedSink
     log: LogReader
     tables: tuple[TableContents, ...]
     upto: Position
@@ -77,7 +76,7 @@ def plan_replay(definition: Definition, options: ReplayOptions) -> ReplayPlan:
         names = ", ".join(repr(sink.name) for sink in definition.sinks) or "none"
         raise ConfigError(f"unknown sink {options.sink!r}", remedy=f"name one of the sinks of the definition: {names}")
     # before the log is read: the sink continues meanwhile, and may publish a position that the log did not have yet
-    published = _published_record(wanted)
+    published = reading_of(wanted).published(wanted)
     log = LogReader(definition.log_of(wanted))
     oldest, durable = _log_range(log)
     _check_start(log, options, oldest, durable)
@@ -103,7 +102,7 @@ def plan_replay(definition: Definition, options: ReplayOptions) -> ReplayPlan:
 
 
 def _check_shared_targets(
-    wanted: DeltaSinkDefinition | SearchSinkDefinition,
+    wanted: DefinedSink,
     options: ReplayOptions,
     found: Sequence[TableContents],
     selected: Sequence[TableContents],
@@ -112,15 +111,9 @@ def _check_shared_targets(
 
     found: all tables of the sink in the log. selected: the tables to rebuild.
     """
-    if not isinstance(wanted, DeltaSinkDefinition):
-        return
-    uris = {
-        table.relation: target_path(wanted.path, wanted.rules, table.schema)
-        for table in found
-        if (rule := rule_of(table.topic, wanted.rules)) is not None and rule.merge_tables
-    }
+    uris = {table.relation: wanted.shared_path(table.schema) for table in found}
     for table in selected:
-        if table.relation not in uris:
+        if uris[table.relation] is None:
             continue
         if options.into is not None:
             raise ConfigError(
@@ -209,17 +202,8 @@ def position_before(log: LogReader, time: datetime) -> Position:
     return inspection.position_at_time(log.files(Position(0), durable), durable, int(time.timestamp() * 1_000_000))
 
 
-def _published_record(wanted: DeltaSinkDefinition | SearchSinkDefinition) -> Published | None:
-    if isinstance(wanted, DeltaSinkDefinition):
-        return Lake.of(wanted).published()
-    try:
-        return open_search(wanted).published
-    except SinkUnavailable:
-        return None
-
-
 def _end_in_place(
-    wanted: DeltaSinkDefinition | SearchSinkDefinition,
+    wanted: DefinedSink,
     options: ReplayOptions,
     published: Published | None,
     upto: Position,
@@ -231,9 +215,9 @@ def _end_in_place(
                 remedy="write --into PATH to build a separate target",
             )
         return upto
-    if isinstance(wanted, SearchSinkDefinition) and wanted.engine == "tantivy":
+    if wanted.has_one_target:
         raise ConfigError(
-            f"search sink {wanted.name!r} has one index for all tables, so it can only be rebuilt as a whole",
+            f"sink {wanted.name!r} has one target for all tables, so it can only be rebuilt as a whole",
             remedy="omit --tables, or write --into PATH",
         )
     if published is None:

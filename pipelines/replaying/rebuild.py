@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -45,7 +45,6 @@ from pipelines.replaying.table_sizes_in_log import TableContents
 from pipelines.runtime.executor_code import worker_error
 from pipelines.sinks.contract import ParkingSink, Sink, SparkAwaited, TableBatch
 from pipelines.sinks.delta.bulk_load import BulkLoad
-from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.sinks.record_after_batch import check_captured, dropped_record, failed_record, with_progress_state
 from pipelines.source.data_source import rows_between
 from pipelines.table_threads import TableThreads
@@ -92,6 +91,14 @@ class RebuildContext:
     """Called with each built table and its seconds; small tables are built together and share their time."""
     large: int = LARGE
     part: int = PART
+
+
+@runtime_checkable
+class LoadableSink(Sink, Protocol):
+    """A sink whose empty targets executors can fill without a fold, and that completes partial images itself."""
+
+    def bulk_load(self) -> BulkLoad:
+        """Return what fills the empty targets of the sink, which is open."""
 
 
 class Rebuild:
@@ -197,27 +204,29 @@ class Rebuild:
         A partial image without a base row has to be parked by the driver. A Delta target gets the images and looks for
         the base rows itself. In an object store without a Hadoop file system, executors can write whole images only.
         """
-        if not table.schema.key or (table.statistics.partial and not isinstance(self._sink, DeltaSink)):
+        if not table.schema.key or (table.statistics.partial and not isinstance(self._sink, LoadableSink)):
             return False
         if not self._context.executors_can_write():
             return False
         self._sink.attach(spark)
-        if not isinstance(self._sink, DeltaSink) or self._sink.parts.writers.by_spark:
+        if not isinstance(self._sink, LoadableSink) or self._sink.bulk_load().merges_frames:
             return True
-        return self._has_whole_rows(table) and BulkLoad(self._sink).folder(table.schema) is not None
+        load = self._load(table)
+        return load is not None and load.folder(table.schema) is not None
 
-    def _has_whole_rows(self, table: TableContents) -> bool:
-        """Return whether the rows of a Delta target can be made from the images alone, without a fold."""
-        if not isinstance(self._sink, DeltaSink) or table.statistics.partial:
-            return False
-        return not self._sink.parts.targets.shape(table.schema).needs_complete_rows
+    def _load(self, table: TableContents) -> BulkLoad | None:
+        """Return what fills the target with rows that are made from the images alone, without a fold; None: nothing."""
+        if not isinstance(self._sink, LoadableSink) or table.statistics.partial:
+            return None
+        load = self._sink.bulk_load()
+        return load if load.takes_images(table.schema) else None
 
     def _write_by_executors(self, spark: SparkSession, table: TableContents, upto: Position) -> TableRecord:
-        if isinstance(self._sink, DeltaSink) and self._has_whole_rows(table):
-            shape = self._sink.parts.targets.shape(table.schema)
+        load = self._load(table)
+        if load is not None:
+            shape = load.shape(table.schema)
             wanted = LatestRowsQuery(table, self._source.sink, self._source.globs, int(upto), shape)
             files, whole = self._source.log.files(Position(0), upto), _whole_batch(table, None, None, upto)
-            load = BulkLoad(self._sink)
             folder = load.folder(table.schema)
             try:
                 if folder is None:
@@ -226,7 +235,7 @@ class Rebuild:
                 return load.adopt(whole, write_latest_files(spark, files, wanted, folder, parts))
             except _SPARK_ERRORS as exc:
                 # a later change may have replaced the value, so the fold decides
-                if _refused_value(exc) is None or not self._sink.parts.writers.by_spark:
+                if _refused_value(exc) is None or not load.merges_frames:
                     raise
         return self._sink.apply(_whole_batch(table, None, self._folded(spark, table, upto), upto))
 

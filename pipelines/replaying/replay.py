@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from cdc import metrics
 from cdc.catalog import Catalog
 from cdc.catalog.process_lease import sole_replay
-from cdc.config import Definition, DeltaSinkDefinition
+from cdc.config import Definition
 from cdc.errors import ConfigError, LogTrimmed
 from cdc.failpoint import hit
 from cdc.position import Position
@@ -26,12 +26,10 @@ from pipelines.range_folder import RangeFolder
 from pipelines.replaying.plan import LATEST, ReplayOptions, ReplayPlan, plan_replay
 from pipelines.replaying.rebuild import LogSource, Rebuild, RebuildContext
 from pipelines.replaying.replay_destination import (
-    StagedTarget,
-    build_sink_at,
+    absolute_path,
     check_directory,
     fill_directory,
     split_records,
-    stage_target,
 )
 from pipelines.replaying.report import ReplayReport, erased_files_notes, estimate_report, final_report
 from pipelines.replaying.table_sizes_in_log import TableContents
@@ -40,10 +38,10 @@ from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.replay_pause import driver_of, paused
 from pipelines.runtime.sink_status_reporter import SinkFigures
 from pipelines.runtime.spark_session import SparkSettings, has_delta, spark_session
-from pipelines.sink_factory import keeps_history
+from pipelines.sink_kinds import kind_of
 from pipelines.sink_loop import SinkLoop
 from pipelines.sinks.contract import Sink, SparkAwaited
-from pipelines.sinks.delta.settings import Writer
+from pipelines.sinks.sink_kind import StagedTarget
 from pipelines.source.data_source import register
 
 MAX_ROWS: Final = 200_000
@@ -117,8 +115,7 @@ class _ReplayRun:
     ) -> None:
         self._definition, self._plan, self._catalog = definition, plan, catalog
         self._spark, self._report_line = spark, report_line
-        history = keeps_history(plan.wanted)
-        self._source = LogSource(plan.log, plan.wanted.name, plan.globs, history)
+        self._source = LogSource(plan.log, plan.wanted.name, plan.globs, plan.wanted.keeps_history)
         self.seconds: dict[int, float] = {}
         """Relation → seconds that its build took."""
         self.notes: list[str] = []
@@ -126,7 +123,7 @@ class _ReplayRun:
     def write_into(self, path: str, owner: str) -> Published:
         """Build the target in the directory `path`, and return the published record."""
         with fill_directory(path, owner):
-            sink = build_sink_at(self._plan.wanted, path)
+            sink = kind_of(self._plan.wanted).build_at(self._plan.wanted, absolute_path(path))
             try:
                 return self._build(sink)
             finally:
@@ -134,7 +131,7 @@ class _ReplayRun:
 
     def replace_target(self) -> Published:
         """Build the target, replace the old target by it, and return the published record."""
-        staged = stage_target(self._plan.wanted)
+        staged = kind_of(self._plan.wanted).stage(self._plan.wanted)
         staged.forget_earlier(self._plan.log.schemas())
         try:
             built = self._build(staged.sink)
@@ -159,7 +156,7 @@ class _ReplayRun:
     def _build(self, sink: Sink) -> Published:
         tables, wanted = self._plan.tables, self._plan.wanted
         self._report_line(f"building {len(tables)} tables from the log up to {self._plan.upto}")
-        if isinstance(wanted, DeltaSinkDefinition) and wanted.writer.value == Writer.SPARK:
+        if wanted.opens_with_spark:
             sink.attach(self._spark())
         sink.open(self._plan.log.log_id)
         context = RebuildContext(
@@ -169,11 +166,7 @@ class _ReplayRun:
 
     def _executors_can_write(self) -> bool:
         wanted = self._plan.wanted
-        if not isinstance(wanted, DeltaSinkDefinition):
-            return wanted.engine != "tantivy"  # only the driver has the lock of a tantivy index
-        if wanted.writer.value == Writer.DELTA_RS:
-            return False
-        return has_delta(self._spark())
+        return kind_of(wanted).executors_can_write(wanted, lambda: has_delta(self._spark()))
 
     def _report_table(self, table: TableContents, seconds: float) -> None:
         self.seconds[table.relation] = seconds

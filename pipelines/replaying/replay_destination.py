@@ -10,75 +10,27 @@ may empty such a directory; any other directory has to be empty or missing.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib import import_module
-from typing import Final, Protocol
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from cdc.config import DeltaSinkDefinition, SearchSinkDefinition
-from cdc.config.field_types import fixed_part, placeholders
+from cdc.config.field_types import fixed_part
+from cdc.config.sinks import DefinedSink
 from cdc.errors import ConfigError, SinkError
 from cdc.stores.published_record import Published, TableRecord, TargetState
-from cdc.table import TableSchema
-from pipelines.sink_factory import build_sink, delta_settings
-from pipelines.sinks.contract import Sink
-from pipelines.sinks.delta.staged_targets import StagedDelta
+from pipelines.sink_kinds import kind_of
 from pipelines.sinks.record_after_batch import with_progress_state
-from pipelines.sinks.search.document_shape import DocumentShapes
-from pipelines.sinks.search.staged_index import StagedSearch
 
 UNFINISHED: Final = "_unfinished_replay"
 """Name of the marker file in a directory that a replay is filling; it contains the log id and the name of the sink."""
 
 
-class StagedTarget(Protocol):
-    """New targets of a sink, until `put` replaces the old ones or `discard` is called."""
-
-    @property
-    def sink(self) -> Sink:
-        """The sink that fills the new targets."""
-
-    @property
-    def erased(self) -> Mapping[str, int]:
-        """Target → number of files that `put` removed because they contained values that the sink's rules now hide."""
-
-    def forget_earlier(self, schemas: dict[int, TableSchema]) -> None:
-        """Remove the staged targets of earlier processes that ended before they called `put`."""
-
-    def open_published(self, log_id: str) -> Published | None:
-        """Return the published record of the sink; None if nothing was published.
-
-        If an apply process also publishes after this call, only one of the two succeeds: either its publish fails, or
-        `put` of this replay raises SinkFenced.
-        """
-
-    def put(self, built: Published, rest: dict[int, TableRecord]) -> Published:
-        """Replace the old targets of the tables in `built`; publish and return a record of these tables and `rest`.
-
-        rest: relation → record of the tables whose targets are not replaced.
-        """
-
-    def discard(self) -> None:
-        """Close the staged sink without replacing the old targets."""
-
-
-def stage_target(wanted: DeltaSinkDefinition | SearchSinkDefinition) -> StagedTarget:
-    """Return the staged targets of a sink, before anything is written to them."""
-    if isinstance(wanted, DeltaSinkDefinition):
-        return StagedDelta(delta_settings(wanted))
-    if wanted.engine != "tantivy":
-        # imported late, as in pipelines.sink_factory
-        staged: StagedTarget = import_module("pipelines.sinks.search_server.staged_indexes").StagedSearchServer(wanted)
-        return staged
-    return StagedSearch(wanted.name, wanted.path, DocumentShapes(wanted, wanted.rules), wanted.dead_letters)
-
-
 def split_records(
-    wanted: DeltaSinkDefinition | SearchSinkDefinition, built: Published, current: Published | None, *, partial: bool
+    wanted: DefinedSink, built: Published, current: Published | None, *, partial: bool
 ) -> tuple[Published, dict[int, TableRecord]]:
     """Return the record of the tables whose targets are replaced, and the records of all other tables at the same cut.
 
@@ -88,13 +40,11 @@ def split_records(
     """
     good = {r: record for r, record in built.tables.items() if record.state != TargetState.FAILED}
     before = {} if current is None else current.tables
-    if not isinstance(wanted, DeltaSinkDefinition) and not partial:
+    kind = kind_of(wanted)
+    if kind.replaces_all_targets and not partial:
         _check_no_table_lost(built, before, ", or write --into PATH")
         return replace(built, tables=good), {r: built.tables[r] for r in built.tables.keys() - good.keys()}
-    # on a search server each table has an index of its own
-    replaced = dict[int, TableRecord]()
-    if isinstance(wanted, DeltaSinkDefinition):
-        replaced = _other_tables_in_replaced_targets(wanted, good.values(), before)
+    replaced = kind.sharing(wanted, good.values(), before)
     _check_no_table_lost(built, replaced, ", or exclude the table from its rule")
     names = {record.topic for record in good.values()}
     succeeded = {r for r, record in before.items() if record.state == TargetState.DROPPED and record.topic in names}
@@ -115,15 +65,6 @@ def _at_new_cut(record: TableRecord, built: Published) -> TableRecord:
     return with_progress_state(replace(record, position=position), built.position)
 
 
-def _other_tables_in_replaced_targets(
-    wanted: DeltaSinkDefinition, good: Iterable[TableRecord], before: Mapping[int, TableRecord]
-) -> dict[int, TableRecord]:
-    """Return the records of tables that share a target with a built table, but were not built themselves."""
-    settings = delta_settings(wanted)
-    rebuilt = {record.relation: settings.uri_of(TableSchema.from_json(record.schema or "")) for record in good}
-    return {r: record for r, record in before.items() if r not in rebuilt and record.target in rebuilt.values()}
-
-
 def _check_no_table_lost(built: Published, replaced: Mapping[int, TableRecord], alternative: str) -> None:
     for relation, record in built.tables.items():
         before = replaced.get(relation)
@@ -133,26 +74,6 @@ def _check_no_table_lost(built: Published, replaced: Mapping[int, TableRecord], 
                 f"{record.reason}",
                 remedy=f"correct the cause of this table's failure, then replay again{alternative}",
             )
-
-
-def build_sink_at(wanted: DeltaSinkDefinition | SearchSinkDefinition, path: str) -> Sink:
-    """Build the sink so that it writes all of its tables below the directory `path`."""
-    if not isinstance(wanted, DeltaSinkDefinition):
-        if wanted.engine != "tantivy":
-            raise ConfigError(
-                f"sink {wanted.name!r} is on a search server, and --into names a directory",
-                remedy="omit --into: the replay builds new indexes and keeps the old ones",
-            )
-        return build_sink(wanted.model_copy(update={"path": absolute_path(path)}))
-    # targets whose path comes from a rule are below the directory as well
-    rules = tuple(rule.model_copy(update={"path": None, "pattern": None}) for rule in wanted.rules)
-    return build_sink(wanted.model_copy(update={"path": table_template(path), "rules": rules}))
-
-
-def table_template(path: str) -> str:
-    """Return the path template of a Delta sink: `path` if it is a template, otherwise a template below `path`."""
-    absolute = absolute_path(path)
-    return absolute if "table" in placeholders(absolute) else f"{absolute}/{{schema}}/{{table}}"
 
 
 def absolute_path(path: str) -> str:

@@ -11,12 +11,8 @@ from cdc.stores.published_record import Published, TableRecord, TargetState
 from pipelines.replaying.plan import ReplayPlan
 from pipelines.replaying.rebuild import LARGE
 from pipelines.replaying.table_sizes_in_log import TableContents
+from pipelines.sink_kinds import kind_of
 
-ROWS_PER_SECOND: Final = {"delta": 200_000, "search": 8_000}
-"""Type of a sink → rows of the log that a replay applies per second; for the estimates of a dry run.
-
-Measured on two cores, with tables of ten columns.
-"""
 TABLE_SECONDS: Final = 0.3
 """Estimated seconds of a table without rows: a target is created, committed to, and put in place."""
 START_SECONDS: Final = 3.0
@@ -90,7 +86,7 @@ class ReplayReport:
 
 def estimate_report(plan: ReplayPlan) -> ReplayReport:
     """Return the report of a dry run."""
-    rate = ROWS_PER_SECOND[plan.wanted.type]
+    rate = kind_of(plan.wanted).replayed_rows_per_second
     tables = [
         ReplayedTable(
             topic=table.topic,

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from threading import Event, Thread
 from typing import Final
 
-from cdc.config import DeltaSinkDefinition, SearchSinkDefinition
+from cdc.config.sinks import DefinedSink
 from cdc.log.bucket_files import Root
 from cdc.log.consumer_registration import ALIVE_EVERY, ConsumerRegistration
 from cdc.log.reader import LogReader
@@ -22,23 +22,18 @@ REPLAY: Final = ".replay"
 """Suffix of the consumer name of a replay."""
 
 
-def sink_registration(
-    root: str | Root, log_id: str, wanted: DeltaSinkDefinition | SearchSinkDefinition, suffix: str = ""
-) -> ConsumerRegistration:
+def sink_registration(root: str | Root, log_id: str, wanted: DefinedSink, suffix: str = "") -> ConsumerRegistration:
     """Return the registration of a sink as a consumer of a log."""
     return ConsumerRegistration(root, target_uuid(log_id, wanted, suffix), wanted.name + suffix)
 
 
-def target_uuid(log_id: str, wanted: DeltaSinkDefinition | SearchSinkDefinition, suffix: str = "") -> str:
-    """Return the id of a sink as a consumer of a log. It depends on the sink's path and type, not on its name."""
-    place = wanted.location if isinstance(wanted, SearchSinkDefinition) else wanted.path
-    return str(uuid.uuid5(uuid.NAMESPACE_URL, f"cdc:{log_id}/{wanted.type}/{place}{suffix}"))
+def target_uuid(log_id: str, wanted: DefinedSink, suffix: str = "") -> str:
+    """Return the id of a sink as a consumer of a log. It depends on the sink's location and type, not on its name."""
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, f"cdc:{log_id}/{wanted.type}/{wanted.location}{suffix}"))
 
 
 @contextmanager
-def registered_for_replay(
-    root: str | Root, view: LogReader, wanted: DeltaSinkDefinition | SearchSinkDefinition
-) -> Iterator[None]:
+def registered_for_replay(root: str | Root, view: LogReader, wanted: DefinedSink) -> Iterator[None]:
     """Register a replay as a consumer of the log: inside the block, retention removes no file that `view` reads.
 
     If the replay is killed, its registration remains. The next replay of the same sink replaces and removes it.

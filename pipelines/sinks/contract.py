@@ -30,10 +30,15 @@ from pipelines.folding.history_changes import GenerationEnd
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from pipelines.runtime.nulled_counts import NulledCounts
+    from pipelines.runtime.sink_status_reporter import ExternalCommitReport
+    from pipelines.runtime.throttle import CommitRate
+
 __all__ = [
     "NONE_PARKED",
     "DeadLetterSettings",
     "ExecutorSink",
+    "ObservedSink",
     "ParkedRows",
     "ParkingSink",
     "Published",
@@ -271,6 +276,20 @@ class ParkingSink(Sink, Protocol):
         that the target cannot store. Row numbers count `batch.rows` first, then `batch.unparked`. If a row of
         `batch.unparked` is refused, its whole key is refused.
         """
+
+
+@runtime_checkable
+class ObservedSink(Protocol):
+    """A sink with targets about which the status of the apply process says more than position and errors."""
+
+    commit_rate: CommitRate
+    """The limit on rewritten bytes."""
+    external_commits: ExternalCommitReport
+    """Commits of other clients in the targets."""
+    nulled: NulledCounts
+    """Values that the targets have as NULL, because their types cannot represent them."""
+    index_notice: Callable[[str], str | None]
+    """Function from the URI of a target to a sentence about its missing or incomplete key index."""
 
 
 @runtime_checkable

@@ -12,11 +12,10 @@ there would otherwise be repeated here, and verification would not find it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from decimal import Decimal, InvalidOperation
-from itertools import islice
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -32,16 +31,6 @@ _LAST_USUAL_US: Final = 253_402_300_799_999_999
 """The end of the year 9999 in µs since 1970; strftime prints later years with more than four digits."""
 _NAN_BITS: Final[dict[int, np.signedinteger]] = {4: np.int32(0x7FC00000), 8: np.int64(0x7FF8000000000000)}
 _QUOTED: Final = frozenset('{},"\\ \t\n\r\v\f')
-DOCUMENTS_AT_ONCE: Final = 4096
-"""Number of search documents in one batch."""
-
-
-class SearchDocument(Protocol):
-    """One document of a search index, as verification reads it."""
-
-    @property
-    def source(self) -> Mapping[str, str | None]:
-        """Return column name → text for every column of the document."""
 
 
 def target_text(values: pa.Array | pa.ChunkedArray) -> pa.Array:
@@ -122,17 +111,9 @@ def image_batch(images: pa.Array, columns: Sequence[Column], kinds: Sequence[pa.
     return text_batch([source_text(text, kind) for text, kind in zip(texts, kinds, strict=True)])
 
 
-def target_batch(rows: pa.RecordBatch, names: Sequence[str]) -> pa.RecordBatch:
-    """Convert typed rows of a target to text columns, in the order of `names`."""
-    return text_batch([target_text(rows.column(name)) for name in names])
-
-
-def document_batches(documents: Iterable[SearchDocument], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Convert search documents to text columns; a column that is absent from a document is null."""
-    remaining = iter(documents)
-    while documents_of_batch := list(islice(remaining, DOCUMENTS_AT_ONCE)):
-        columns = ([document.source.get(name) for document in documents_of_batch] for name in names)
-        yield text_batch([pa.array(column, pa.string()) for column in columns])
+def target_batch(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Convert typed rows of a target to text columns, in the same order."""
+    return text_batch([target_text(column) for column in rows.columns])
 
 
 def text_batch(columns: Sequence[pa.Array]) -> pa.RecordBatch:

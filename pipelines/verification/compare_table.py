@@ -11,13 +11,14 @@ import pyarrow as pa
 from cdc.errors import SinkUnavailable
 from cdc.postgres.key_range_digests import KeyRange, is_ordered_by_bytes
 from cdc.stores.published_record import TableRecord, TargetState
+from cdc.stores.sink_reading import refusal_reason
 from cdc.table import Column, TableSchema
 from cdc.verify_and_replay_options import VerifyMode
 from pipelines.verification.canonical_text import literal_text, source_text
 from pipelines.verification.checksum import digest_of
 from pipelines.verification.compare_rows import LISTED, Mismatches, Rows, compare
 from pipelines.verification.expected_rows import ComparedRows, ExpectedRows, ExpectedSchema
-from pipelines.verification.target_rows import TargetRows, refusal_reason
+from pipelines.verification.target_rows import TargetRows
 
 _DIGESTS_DIFFER: Final = "the digests differ; run with --mode rows to list the keys"
 _INTEGER_OIDS: Final = {20, 21, 23}
@@ -126,11 +127,11 @@ class TableComparison:
     def kind(self, column: Column) -> pa.DataType | None:
         """Return the type of a source column in the target; None if it is not in the target or should not be there."""
         name = self.expected.names.get(column.id)
-        return self.target.kind(name) if name is not None and self.target.has(name) else None
+        return None if name is None else self.target.kind(name)
 
     def range_column(self, source: Any) -> str | None:
         """Return the key column that divides source and target into the same ranges of keys; None if no column does."""
-        if not self.schema.key or not self.target.ranged or (kind := self.kind(self.schema.key[0])) is None:
+        if not self.schema.key or not self.target.reads_ranges or (kind := self.kind(self.schema.key[0])) is None:
             return None
         return self.schema.key[0].name if in_same_order(source, self.schema, kind) else None
 

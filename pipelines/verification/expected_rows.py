@@ -14,22 +14,12 @@ from typing import Final, Protocol
 
 import pyarrow as pa
 
-from cdc.config import (
-    DeltaSinkDefinition,
-    SearchRule,
-    SearchSinkDefinition,
-    SinkRule,
-    Transform,
-    rule_of,
-    search_settings,
-    table_settings,
-)
-from cdc.config.definition_conflicts import with_document_columns, with_target_columns
-from cdc.config.sinks import SchemaChanges, Unrepresentable
+from cdc.config import Transform
+from cdc.config.sinks import DefinedSink
 from cdc.errors import HiddenColumnRenamed, TransformFailed
 from cdc.pgoutput.copy_decoder import CopyDecoder
 from cdc.postgres.key_range_digests import Digest, KeyRange, can_digest, count_rows, digest_rows, range_rows
-from cdc.stores.hidden_columns import RulesOfTopic, check_hidden, document_rules, table_rules
+from cdc.stores.hidden_columns import check_hidden, rules_of_sink
 from cdc.stores.search_server.document_values import normal_json
 from cdc.table import Column, TableSchema
 from pipelines.transform.table_transform import TableTransform
@@ -82,19 +72,20 @@ class ExpectedSchema:
         return self.masks.get(column.id)
 
     @classmethod
-    def of(cls, sink: DeltaSinkDefinition | SearchSinkDefinition, schema: TableSchema) -> ExpectedSchema:
+    def of(cls, sink: DefinedSink, schema: TableSchema) -> ExpectedSchema:
         """Return the columns that the target should have by the sink's settings and the table's rule.
 
         schema: the schema of the source table.
         """
-        wanted, transform = _wanted_columns(sink, schema), _transform_of(sink, schema)
-        may_omit = _may_omit_columns(sink, schema)
+        wanted = {column.id: column.name for column in sink.selected_columns(schema).sent}
+        rule, may_omit = sink.rule(schema.topic), sink.may_omit_columns(schema.topic)
+        transform = None if rule is None else rule.transform
         try:
-            check_hidden(schema, _column_rules_of(sink))
+            check_hidden(schema, rules_of_sink(sink))
         except HiddenColumnRenamed as exc:
             return cls(schema, wanted, refusal=exc.message)
-        forms = _json_forms(schema) if isinstance(sink, SearchSinkDefinition) and sink.server is not None else {}
-        nulled = _nulled_columns(sink, schema)
+        forms = _json_forms(schema) if sink.normalizes_json else {}
+        nulled = sink.nulled_columns(schema)
         if transform is None:
             return cls(schema, wanted, forms, nulled=nulled, may_omit_columns=may_omit)
         try:
@@ -120,40 +111,6 @@ def _json_forms(schema: TableSchema) -> dict[int, Masking]:
 
 def _normal_json(texts: pa.Array) -> pa.Array:
     return pa.array([None if text is None else normal_json(text) for text in texts.to_pylist()], pa.string())
-
-
-def _wanted_columns(sink: DeltaSinkDefinition | SearchSinkDefinition, schema: TableSchema) -> dict[int, str]:
-    """Return column id → name at the source, for the columns that the settings select."""
-    if isinstance(sink, SearchSinkDefinition):
-        found = with_document_columns(schema, search_settings(schema.topic, sink, sink.rules))
-    else:
-        found = with_target_columns(schema, table_settings(schema.topic, sink, sink.rules))
-    return {column.id: column.name for column in found.sent}
-
-
-def _transform_of(sink: DeltaSinkDefinition | SearchSinkDefinition, schema: TableSchema) -> Transform | None:
-    rule: SinkRule | SearchRule | None = rule_of(schema.topic, sink.rules)
-    return None if rule is None else rule.transform
-
-
-def _column_rules_of(sink: DeltaSinkDefinition | SearchSinkDefinition) -> RulesOfTopic:
-    if isinstance(sink, SearchSinkDefinition):
-        return document_rules(sink, sink.rules)
-    return table_rules(sink, sink.rules)
-
-
-def _may_omit_columns(sink: DeltaSinkDefinition | SearchSinkDefinition, schema: TableSchema) -> bool:
-    if isinstance(sink, SearchSinkDefinition):
-        return False
-    return table_settings(schema.topic, sink, sink.rules).schema_changes is SchemaChanges.IGNORE
-
-
-def _nulled_columns(sink: DeltaSinkDefinition | SearchSinkDefinition, schema: TableSchema) -> frozenset[int]:
-    if isinstance(sink, SearchSinkDefinition):
-        return frozenset()
-    settings = table_settings(schema.topic, sink, sink.rules)
-    columns = (column for column in schema.sent if column.key is None)
-    return frozenset(c.id for c in columns if settings.unrepresentable_of(c.name) is Unrepresentable.NULL)
 
 
 def _refusal(rule: Transform) -> str | None:

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.config import DeltaSinkDefinition, SearchSinkDefinition
+from cdc.config.sinks import DefinedSink
 from cdc.errors import PositionNotReached
 from cdc.log.file_selection import TableSelection
 from cdc.log.reader import LogReader
 from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
 from cdc.postgres.key_range_digests import Digest, KeyRange
-from cdc.stores.lake_reader import Lake
 from cdc.stores.published_record import Published, TableRecord, TargetState
-from cdc.stores.search_reader import SearchReader, open_search
+from cdc.stores.sink_kinds import reading_of
+from cdc.stores.sink_reading import PublishedTargets
 from cdc.table import TableSchema
 from pipelines.folding.fold import FOLDED_ARROW, fold
 from pipelines.folding.keyless_fold import net_changes
@@ -31,7 +31,7 @@ from pipelines.replaying.table_sizes_in_log import TableContents, read_contents
 from pipelines.verification.canonical_text import image_batch
 from pipelines.verification.compare_rows import Rows
 from pipelines.verification.expected_rows import ComparedRows, ExpectedSchema
-from pipelines.verification.target_rows import SearchTargetRows, TargetRows, delta_target
+from pipelines.verification.target_rows import OpenedTargetRows, TargetRows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,46 +45,46 @@ class SinkAtRest:
     """A sink opened at the position of its last published record."""
 
     record: Published
-    index: SearchReader | None
-    """The opened index of a search sink, which later commits do not change; None for a Delta sink."""
+    state: PublishedTargets
 
 
-def open_at_rest(sink: DeltaSinkDefinition | SearchSinkDefinition) -> SinkAtRest:
+def open_at_rest(sink: DefinedSink) -> SinkAtRest:
     """Open a sink at its last published record. Raises PositionNotReached if nothing was published."""
-    index, record = None, None
-    if isinstance(sink, SearchSinkDefinition):
-        index = open_search(sink, at_rest=True)
-        record = index.published
-    else:
-        record = Lake.of(sink).published()
+    state = reading_of(sink).published_state(sink)
+    record = state.record
     if record is None:
         raise PositionNotReached(
             f"sink {sink.name!r} has published nothing yet", remedy="start 'cdc run', then verify again"
         )
-    return SinkAtRest(record, index)
+    return SinkAtRest(record, state)
 
 
-def targets_at_rest(
-    log: LogReader, sink: DeltaSinkDefinition | SearchSinkDefinition, at_rest: SinkAtRest
-) -> dict[int, TargetRows]:
+def targets_at_rest(log: LogReader, sink: DefinedSink, at_rest: SinkAtRest) -> dict[int, TargetRows]:
     """Open the targets of the sink's tables in state `streaming`; return relation → target.
 
     If the sink has published all of the log, apply writes nothing. Then a Delta table is opened at its newest version,
     so that changes by another Delta client are found as well. Otherwise it is opened at the published version.
     """
-    streaming = [table for table in at_rest.record.tables.values() if table.state == TargetState.STREAMING]
-    if at_rest.index is not None:
-        return {table.relation: SearchTargetRows(at_rest.index, table.topic) for table in streaming}
-    newest = {table.relation: delta_target(table, None, _key(sink, table)) for table in streaming}
+    record, state = at_rest.record, at_rest.state
+    streaming = [table for table in record.tables.values() if table.state == TargetState.STREAMING]
+
+    def opened(*, newest: bool) -> dict[int, TargetRows]:
+        return {
+            table.relation: OpenedTargetRows(state.table(table, _key(sink, table), newest=newest))
+            for table in streaming
+        }
+
+    newest = opened(newest=True)
+    if not state.has_newer_versions:
+        return newest
     # refreshed after the tables were opened: if nothing is durable beyond the published position, apply wrote nothing
     log.refresh()
-    if log.durable is not None and log.durable <= at_rest.record.position:
-        return {**newest}
-    versions = at_rest.record.versions
-    return {table.relation: delta_target(table, versions.get(table.target), _key(sink, table)) for table in streaming}
+    if log.durable is not None and log.durable <= record.position:
+        return newest
+    return opened(newest=False)
 
 
-def _key(sink: DeltaSinkDefinition | SearchSinkDefinition, table: TableRecord) -> list[str]:
+def _key(sink: DefinedSink, table: TableRecord) -> list[str]:
     return [] if table.schema is None else ExpectedSchema.of(sink, TableSchema.from_json(table.schema)).key
 
 

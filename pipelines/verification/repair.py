@@ -15,7 +15,7 @@ from getpass import getuser
 from typing import Any, Final
 
 from cdc.catalog import Catalog, Command, CommandState
-from cdc.config import Definition, DeltaSinkDefinition
+from cdc.config import Definition
 from cdc.errors import ConfigError, PositionNotReached, StateConflict
 from cdc.position import Position
 from cdc.snapshot.backfill_documents import BACKFILL, KEYS, BackfillRequest
@@ -178,7 +178,7 @@ class RepairRun:
 
     def _replay_command(self, one: RepairResult) -> str:
         by_name = {sink.name: sink for sink in self._definition.sinks_of_tables}
-        of_table = f" --tables '{one.topic}'" if isinstance(by_name[one.sink], DeltaSinkDefinition) else ""
+        of_table = f" --tables '{one.topic}'" if not by_name[one.sink].has_one_target else ""
         return f"cdc replay {one.sink}{of_table}"
 
     def _wait_for_result(self, catalog: Catalog, one: RepairResult) -> RepairResult:

@@ -8,7 +8,6 @@ repeated here.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +17,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from cdc.catalog import Catalog, VerifiedRange
-from cdc.config import Definition, DeltaSinkDefinition, SearchSinkDefinition
+from cdc.config import Definition
+from cdc.config.sinks import DefinedSink
 from cdc.config.views import NAME_OF_VIEWS
 from cdc.errors import ConfigError, LogError, PositionNotReached, SinkUnavailable
 from cdc.log.reader import LogReader
@@ -26,15 +26,16 @@ from cdc.position import Position
 from cdc.postgres.publication import published_schema
 from cdc.postgres.tables import TableName, match_tables, readable_tables
 from cdc.stores.published_record import TableRecord, TargetState
-from cdc.stores.search_reader import open_search
+from cdc.stores.sink_kinds import reading_of
+from cdc.stores.sink_reading import refusal_reason
 from cdc.table import TableSchema, TableState, matches, matches_name
 from cdc.verify_and_replay_options import Against, VerifyMode
 from pipelines.verification.compare_rows import LISTED
 from pipelines.verification.compare_table import TableComparison, TableVerdict, refused
-from pipelines.verification.consistent_cut import ConsistentCut, CutRequest, KeptCutAt, consistent_cut
+from pipelines.verification.consistent_cut import ConsistentCut, CutRequest, consistent_cut
 from pipelines.verification.expected_rows import ExpectedSchema, SourceRows
 from pipelines.verification.log_rows import LARGE, FoldedLog, LogRows, SinkAtRest, open_at_rest, targets_at_rest
-from pipelines.verification.target_rows import SearchTargetRows, TargetRows, delta_target, refusal_reason
+from pipelines.verification.target_rows import OpenedTargetRows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,7 +46,7 @@ _NO_RIGHT: Final = "the role of the source may not read the table, or row securi
 UNREADABLE: Final = "unreadable"
 """State of a verdict whose table was not compared because the store of its sink cannot be read."""
 
-SelectedTable = tuple[DeltaSinkDefinition | SearchSinkDefinition, int, str]
+SelectedTable = tuple[DefinedSink, int, str]
 """A table to compare, as (sink, OID at the source, topic)."""
 
 
@@ -158,7 +159,7 @@ def compare_views(definition: Definition, options: VerifyOptions) -> tuple[Table
     return tuple(found)
 
 
-def select_sinks(definition: Definition, options: VerifyOptions) -> list[DeltaSinkDefinition | SearchSinkDefinition]:
+def select_sinks(definition: Definition, options: VerifyOptions) -> list[DefinedSink]:
     """Return the sinks that the options name, or all sinks if they name none.
 
     Raises ConfigError for an unknown sink, and for a definition without sinks.
@@ -227,7 +228,7 @@ def forget_removed_tables(
         catalog.verified.retain(definition.name, name, [topic for sink, _, topic in selected if sink.name == name])
 
 
-def _is_selected(topic: str, sink: DeltaSinkDefinition | SearchSinkDefinition, options: VerifyOptions) -> bool:
+def _is_selected(topic: str, sink: DefinedSink, options: VerifyOptions) -> bool:
     return matches(topic, sink.tables) and (not options.tables or matches_name(topic, options.tables))
 
 
@@ -243,9 +244,7 @@ def _no_table_error(options: VerifyOptions) -> ConfigError:
     )
 
 
-def comparison_at(
-    cut: ConsistentCut, sink: DeltaSinkDefinition | SearchSinkDefinition, oid: int, topic: str
-) -> TableComparison | TableVerdict:
+def comparison_at(cut: ConsistentCut, sink: DefinedSink, oid: int, topic: str) -> TableComparison | TableVerdict:
     """Return the comparison of a sink's table with the source at a cut, or the verdict that it cannot be compared.
 
     oid: OID of the table at the source. topic: `schema.table`.
@@ -262,7 +261,8 @@ def comparison_at(
     if schema is None:
         return refused(sink.name, topic, record.state, "the table does not exist at the source")
     expected = ExpectedSchema.of(sink, schema)
-    return TableComparison(sink.name, record, expected, SourceRows(cut), _target(sink, kept, record, expected))
+    target = OpenedTargetRows(reading_of(sink).table_at_cut(sink, kept.handle, record, expected.key))
+    return TableComparison(sink.name, record, expected, SourceRows(cut), target)
 
 
 def whole_range(verdict: TableVerdict, began: datetime, position: Position) -> VerifiedRange:
@@ -276,15 +276,6 @@ def whole_range(verdict: TableVerdict, began: datetime, position: Position) -> V
         position=position,
         verified_at=datetime.now(UTC),
     )
-
-
-def _target(
-    sink: DeltaSinkDefinition | SearchSinkDefinition, kept: KeptCutAt, record: TableRecord, expected: ExpectedSchema
-) -> TargetRows:
-    if isinstance(sink, SearchSinkDefinition):
-        return SearchTargetRows(open_search(sink, kept.handle), record.topic)
-    version = json.loads(kept.handle).get(record.target, record.version)
-    return delta_target(record, version, expected.key)
 
 
 def _not_at_cut(record: TableRecord) -> str:
@@ -320,7 +311,7 @@ def _verify_against_log(definition: Definition, options: VerifyOptions) -> Verif
 
 
 def _unreadable_sink(
-    log: LogReader, sink: DeltaSinkDefinition | SearchSinkDefinition, options: VerifyOptions, exc: SinkUnavailable
+    log: LogReader, sink: DefinedSink, options: VerifyOptions, exc: SinkUnavailable
 ) -> list[TableVerdict]:
     """Return the verdicts of the selected tables of a sink whose store cannot be read; exc: the reason."""
     topics = sorted(schema.topic for schema in log.schemas().values() if schema.state is not TableState.DROPPED)
@@ -330,7 +321,7 @@ def _unreadable_sink(
 
 def _compare_sink_with_log(
     log: LogReader,
-    sink: DeltaSinkDefinition | SearchSinkDefinition,
+    sink: DefinedSink,
     at_rest: SinkAtRest,
     options: VerifyOptions,
     spark: Callable[[], SparkSession],

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from cdc.catalog import Catalog
 from cdc.config import load_definition
-from cdc.config.sinks import DeltaSinkDefinition
+from cdc.config.delta_sink import DeltaSinkDefinition
 from cdc.postgres.connection import connect
 from cdc.postgres.slot import drop_slot, slot_status
 from cdc.snapshot.executor_copy_status import OFFER

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cdc.catalog import Catalog
-from cdc.config.sinks import HistoryMode
+from cdc.config.delta_sink import HistoryMode
 from cdc.stores.dead_letter_rows import ParkedRow
 from pipelines.dead_letters.requests import to_dead_letter
 from tests.cli.command import run

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cdc.cluster.spark_submit_command import ONCE, SparkAction, SparkSubmit, checked_trigger, chosen_sinks
+from cdc.config import SearchSinkDefinition
 from cdc.errors import ConfigError, InvalidDefinition
 from tests.cluster.spark_jobs import spark_job
 
@@ -35,6 +37,15 @@ def test_a_local_directory_is_not_portable_unless_it_is_shared(tmp_path: Path) -
     job.check_portable(["/mnt/lake"])
     with pytest.raises(InvalidDefinition, match="the path of sink 'find' is a local directory"):
         job.check_portable([])
+
+
+def test_a_sink_on_a_search_server_has_no_directory_that_machines_would_have_to_share(tmp_path: Path) -> None:
+    job = spark_job(tmp_path)
+    server = {"engine": "opensearch", "server": {"url": "http://search:9200"}}
+    far = SearchSinkDefinition.model_validate({"type": "search", "name": "far", **server})
+    lake, _ = job.definition.sinks
+
+    replace(job, definition=job.definition.model_copy(update={"sinks": (lake, far)})).check_portable([])
 
 
 def test_triggers_and_sinks_are_checked(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Conflicts of keys with each other, reported at the key that the user would change, and with a table's columns."""
+"""Conflicts of keys with each other, reported at the key that the user would change."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc.config import SinkRule, TableSettings, TargetMode, Transform, check_definition
-from cdc.config.definition_conflicts import column_conflicts, with_target_columns
-from cdc.table import Column, ReplicaIdentity, TableSchema
+from cdc.config import check_definition
 from tests.config.definitions import SOUND, write
 
 CONFLICTS = [
@@ -91,54 +89,6 @@ def test_exclusive_column_lists_of_a_search_sink_are_reported(tmp_path: Path) ->
     assert not check_definition(write(tmp_path, f"{SOUND}{SEARCH}{rule}"), {}).issues
 
 
-def table(*names: str, key: str | None = "id") -> TableSchema:
-    """A table with text columns."""
-    columns = tuple(
-        Column(id=n, name=name, type_oid=25, type_name="text", key=0 if name == key else None)
-        for n, name in enumerate(names, 1)
-    )
-    return TableSchema(
-        relation=1, oid=1, schema="shop", name="users", replica_identity=ReplicaIdentity.DEFAULT, columns=columns
-    )
-
-
-def test_a_target_has_the_listed_columns_or_all_but_the_excluded_ones() -> None:
-    users = table("id", "mail", "note")
-
-    def names(**lists: tuple[str, ...]) -> list[str]:
-        return [column.name for column in with_target_columns(users, TableSettings(**lists)).columns]  # type: ignore[arg-type]
-
-    assert names() == ["id", "mail", "note"]
-    assert names(column_list=("id", "mail", "none")) == ["id", "mail"]
-    assert names(except_column_list=("mail",)) == ["id", "note"]
-
-
-@pytest.mark.parametrize(
-    ("rule", "schema", "key", "message"),
-    [
-        (SinkRule(match="*.*", column_list=("id", "nmae")), table("id", "mail"), "column_list", "no column 'nmae'"),
-        (SinkRule(match="*.*", except_column_list=("id",)), table("id", "a"), "except_column_list", "part of the key"),
-        (SinkRule(match="*.*", mode=TargetMode.SOFT_DELETE), table("a", key=None), "mode", "has no key"),
-        (SinkRule(match="*.*", transform=Transform(drop=("x",))), table("id"), "drop", "no column 'x'"),
-        (SinkRule(match="*.*", transform=Transform(mask={"id": "redact"})), table("id"), "mask", "part of the key"),
-    ],
-)
-def test_a_column_that_does_not_fit_is_reported_at_its_key(
-    rule: SinkRule, schema: TableSchema, key: str, message: str
-) -> None:
-    (mismatch,) = column_conflicts(schema, rule, rule)
-
-    assert mismatch.key[-1] == key
-    assert message in mismatch.error.message
-
-
-def test_two_columns_with_one_name_are_reported() -> None:
-    rule = SinkRule(match="*.*", transform=Transform(rename={"mail": "note"}))
-    (mismatch,) = column_conflicts(table("id", "mail", "note"), rule, rule)
-
-    assert "would have the name 'note'" in mismatch.error.message
-
-
 _VIEWS = """\
   - {name: documents, type: search, path: find, views: [shop.documents]}
 exclude: [shop.documents]
@@ -198,4 +148,20 @@ def test_a_local_index_of_a_definition_that_sends_every_batch_to_spark_is_a_warn
     issues = check_definition(write(tmp_path, text), {}).issues
 
     assert [(issue.key, issue.fatal) for issue in issues] == [("spark.engine", False)] * number
-    assert all("sink 'find' is a local index" in issue.message for issue in issues)
+    assert all("executors cannot write sink 'find'" in issue.message for issue in issues)
+
+
+def test_a_rule_with_a_path_of_its_own_is_possible_beside_a_search_server(tmp_path: Path) -> None:
+    rule = "    rules: [{match: shop.orders, path: elsewhere/orders}]\n"
+    server = "  - {name: far, type: search, engine: opensearch, server: {url: 'http://127.0.0.1:9200'}}\n"
+
+    assert not check_definition(write(tmp_path, f"{SOUND}{rule}{server}"), {}).issues
+
+
+def test_a_rule_must_not_write_into_the_directory_of_another_sink(tmp_path: Path) -> None:
+    rule = "    rules: [{match: shop.orders, path: find/orders}]\n"
+
+    (issue,) = check_definition(write(tmp_path, f"{SOUND}{rule}{SEARCH}"), {}).issues
+
+    assert issue.key == "sinks.0.rules.0.path"
+    assert "overlaps the directory of sink 'find'" in issue.message

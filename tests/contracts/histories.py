@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.config import SinkRule, TableSettings, TargetMode
-from cdc.config.sinks import HistoryMode
+from cdc.config.delta_sink import HistoryMode
 from cdc.position import Position
 from cdc.stores.lake_reader import read_target
 from cdc.table import ReplicaIdentity, TableSchema

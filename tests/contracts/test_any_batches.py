@@ -12,7 +12,7 @@ from random import Random
 
 import pytest
 
-from cdc.config.sinks import HistoryMode
+from cdc.config.delta_sink import HistoryMode
 from tests.contracts.histories import ALL_SETTINGS, MODELS, Lake, kept
 from tests.contracts.stories import Story, drive, evolving, log, ruled
 

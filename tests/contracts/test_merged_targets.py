@@ -21,7 +21,6 @@ from cdc.stores.lake_reader import Lake as Reading
 from cdc.stores.lake_reader import read_target
 from cdc.stores.published_record import Published, TableRecord, TargetState
 from cdc.table import Column, TableSchema, TableState
-from pipelines.sinks.delta.bulk_load import BulkLoad
 from pipelines.sinks.delta.delta_target import DeltaTarget
 from pipelines.sinks.delta.schema_evolution import ColumnChange
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
@@ -409,7 +408,7 @@ def test_executors_fill_and_merge_into_the_part_of_a_table(spark, tmp_path: Path
     apply(sink, noted, [Row(("1",), 10, {1: "1", 2: "a", 3: "1", 4: "n"})], 0, 20)
     images = batch([put(1, "b", 10), put(2, "c", 11)], 0, 20, WEST, generation=5)
     typed = spark.createDataFrame(sink.parts.targets.shape(WEST).rows(images.rows))
-    BulkLoad(sink).fill(replace(images, rows=None), typed)
+    sink.bulk_load().fill(replace(images, rows=None), typed)
     later = batch([put(1, "B", 30), gone(2, 31), part(3, 32, {3: "4"}, base=("2",))], 20, 40, WEST)
     record = sink.apply(replace(later, rows=None, frame=spark.createDataFrame(later.rows)))
 

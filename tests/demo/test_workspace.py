@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cdc.config import DeltaSinkDefinition, load_definition
-from cdc.config.sinks import HistoryMode
+from cdc.config.delta_sink import HistoryMode
 from cdc.demo.workspace import FOLDER, Workspace, free_port, open_workspace
 
 

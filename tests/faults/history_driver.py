@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from cdc.config.sinks import HistoryMode
+from cdc.config.delta_sink import HistoryMode
 from tests.contracts.histories import RELATION, SETTINGS, TABLE, Lake
 from tests.pipelines.fold_model import Row, log_row
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from cdc.catalog.dead_letter_requests import DeadLetterAction
-from cdc.config.sinks import HistoryMode
+from cdc.config.delta_sink import HistoryMode
 from tests.contracts.folded import gone, part, put
 from tests.contracts.histories import RELATION
 from tests.pipelines.dead_letters import parking_history

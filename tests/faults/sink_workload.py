@@ -28,7 +28,7 @@ from cdc.stores.search_index_reader import SearchIndex
 from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.sink_status_reporter import SinkFigures
-from pipelines.sink_factory import build_sink
+from pipelines.sink_kinds import build_sink
 from pipelines.sink_loop import SinkLoop
 from tests.delivery.loop_run import drain
 from tests.fixtures.catalog import put_catalog

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc.config.sinks import HistoryMode
+from cdc.config.delta_sink import HistoryMode
 from cdc.failpoint import VARIABLE
 from tests.contracts.histories import MODELS, SETTINGS, Lake, kept
 from tests.faults.history_driver import ENDS, HISTORY, drive

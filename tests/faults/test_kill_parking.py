@@ -9,7 +9,7 @@ import pytest
 
 from cdc.catalog import Catalog
 from cdc.catalog.dead_letter_requests import DeadLetterAction, DeadLetterRequest, await_outcomes, request_action
-from cdc.config.sinks import HistoryMode
+from cdc.config.delta_sink import HistoryMode
 from cdc.failpoint import VARIABLE
 from tests.contracts.histories import MODELS, RELATION, kept
 from tests.faults.parking_driver import BEGIN, END, HISTORY, drive

@@ -22,7 +22,7 @@ from pipelines.__main__ import main
 from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.sink_status_reporter import SinkFigures
-from pipelines.sink_factory import build_sink, keeps_history
+from pipelines.sink_kinds import build_sink
 from pipelines.sink_loop import SinkLoop
 from pipelines.sinks.contract import Sink
 from tests.faults.capture import Captured
@@ -64,7 +64,7 @@ class ApplyThread:
         name = self._definition.name
         for wanted in self._definition.sinks:
             sink = build_sink(wanted)
-            fold = RangeFolder(LogReader(self._definition.log.path), wanted.name, wanted.tables, keeps_history(wanted))
+            fold = RangeFolder(LogReader(self._definition.log.path), wanted.name, wanted.tables, wanted.keeps_history)
             loop = SinkLoop(
                 sink, fold, CutRequests(self._catalog, name), SinkFigures(name, wanted.name, metrics.Metrics())
             )

@@ -27,7 +27,7 @@ from cdc.table import TableSchema
 from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.sink_status_reporter import SinkFigures
-from pipelines.sink_factory import build_sink
+from pipelines.sink_kinds import build_sink
 from pipelines.sink_loop import SinkLoop
 from tests.fixtures.catalog import put_catalog
 from tests.log.rows import IDENTITY, LIMITS, info, row, schema_of, table

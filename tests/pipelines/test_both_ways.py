@@ -29,7 +29,7 @@ from cdc.target_names import RELATION_COLUMN
 from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.sink_status_reporter import SinkFigures
-from pipelines.sink_factory import build_sink, keeps_history
+from pipelines.sink_kinds import build_sink
 from pipelines.sink_loop import SinkLoop
 from pipelines.sinks.contract import Sink
 from tests.fixtures.catalog import put_catalog
@@ -123,7 +123,7 @@ def loop_in(
     definition = load_definition(folder / "shop.yaml")
     wanted = definition.sinks[0]
     assert isinstance(wanted, DeltaSinkDefinition)
-    sink, fold = build(wanted), RangeFolder(LogReader(log), wanted.name, wanted.tables, keeps_history(wanted))
+    sink, fold = build(wanted), RangeFolder(LogReader(log), wanted.name, wanted.tables, wanted.keeps_history)
     if spark is not None:
         sink.attach(spark)
         fold.choice, fold.collected_rows = engine, 0

@@ -23,7 +23,7 @@ from pipelines.dead_letters.requests import DeadLetterCommands
 from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.sink_status_reporter import ProgressReporter, SinkFigures
-from pipelines.sink_factory import build_sink
+from pipelines.sink_kinds import build_sink
 from pipelines.sink_loop import SinkLoop
 from tests.cli.command import Outcome, run
 from tests.faults.capture import Captured

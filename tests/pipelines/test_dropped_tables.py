@@ -28,7 +28,7 @@ from pipelines.replaying.plan import ReplayOptions
 from pipelines.replaying.replay import replay
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.sink_status_reporter import ProgressReporter, SinkFigures
-from pipelines.sink_factory import build_sink
+from pipelines.sink_kinds import build_sink
 from pipelines.sink_loop import SinkLoop
 from pipelines.verification.verify import VerifyOptions, verify
 from tests.log.rows import row

@@ -22,11 +22,11 @@ from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.replay_pause import ReplayPauses
 from pipelines.runtime.sink_status_reporter import SinkFigures
-from pipelines.sink_factory import delta_settings
 from pipelines.sink_lifecycle import WITH_QUERY, SinkRunner, State
 from pipelines.sink_loop import SinkLoop
 from pipelines.sink_parts import SinkParts
 from pipelines.sinks.contract import TableBatch, TableRecord
+from pipelines.sinks.delta.kind import delta_settings
 from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.spark_on_demand import SparkOnDemand
 from tests.fixtures.waiting import until

@@ -27,7 +27,7 @@ from cdc.stores.published_record import TargetState
 from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.sink_status_reporter import SinkFigures
-from pipelines.sink_factory import build_sink, keeps_history
+from pipelines.sink_kinds import build_sink
 from pipelines.sink_loop import SinkLoop
 from tests.fixtures.catalog import put_catalog
 from tests.pipelines.cold_log import append, log_writer
@@ -91,7 +91,7 @@ class Lake:
         assert isinstance(settings, DeltaSinkDefinition)
         sink = build_sink(settings)
         sink.attach(self.spark)
-        fold = RangeFolder(LogReader(self.log), settings.name, settings.tables, keeps_history(settings))
+        fold = RangeFolder(LogReader(self.log), settings.name, settings.tables, settings.keeps_history)
         fold.choice, fold.collected_rows = self.engine, 0
         with Catalog.open(definition.catalog.url) as catalog:
             loop = SinkLoop(sink, fold, CutRequests(catalog, "shop"), SinkFigures("shop", "lake", FIGURES))

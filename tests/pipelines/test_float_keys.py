@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from cdc import metrics
 from cdc.catalog import Catalog
-from cdc.config.sinks import HistoryMode
+from cdc.config.delta_sink import HistoryMode
 from cdc.log.reader import LogReader
 from cdc.stores.lake_reader import read_target
 from cdc.stores.published_record import TargetState

@@ -17,7 +17,7 @@ from cdc.table import TableSchema, TableState
 from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.sink_status_reporter import SinkFigures
-from pipelines.sink_factory import build_sink
+from pipelines.sink_kinds import build_sink
 from pipelines.sink_loop import SinkLoop
 from tests.log.rows import row
 from tests.pipelines.cold_log import EACH_OF_ITS_OWN

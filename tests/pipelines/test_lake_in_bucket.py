@@ -12,7 +12,7 @@ from cdc.errors import DeltaJarMissing
 from cdc.stores.lake_reader import Lake
 from pipelines.replaying.plan import ReplayOptions
 from pipelines.replaying.replay import replay
-from pipelines.sink_factory import build_sink
+from pipelines.sink_kinds import build_sink
 from pipelines.sinks.delta.spark_target import has_file_system
 from tests.fixtures.s3 import KEY, KEY_ID, S3
 from tests.pipelines.shop_pipeline import END, Rows, ShopPipeline, applied_shop, delta_rows, make_shop

@@ -21,7 +21,7 @@ from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.replay_pause import ReplayPauses
 from pipelines.runtime.sink_status_reporter import SinkFigures
-from pipelines.sink_factory import build_sink
+from pipelines.sink_kinds import build_sink
 from pipelines.sink_lifecycle import WITH_QUERY, SinkRunner, State
 from pipelines.sink_loop import SinkLoop
 from pipelines.sink_parts import SinkParts

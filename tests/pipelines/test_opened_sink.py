@@ -19,7 +19,7 @@ from pipelines.opened_sink import LONGEST, OpenedSink, batch_interval
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.replay_pause import ReplayPauses
 from pipelines.runtime.sink_status_reporter import SinkFigures
-from pipelines.sink_factory import build_sink
+from pipelines.sink_kinds import build_sink
 from pipelines.sink_parts import SinkParts
 from pipelines.sinks.contract import SparkAwaited
 from pipelines.spark_on_demand import SparkOnDemand

@@ -14,7 +14,7 @@ from cdc.position import Position
 from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.sink_status_reporter import SinkFigures
-from pipelines.sink_factory import build_sink
+from pipelines.sink_kinds import build_sink
 from pipelines.sink_loop import SinkLoop
 from tests.pipelines.shop_pipeline import COPY, END, FIGURES, ShopPipeline, make_shop
 

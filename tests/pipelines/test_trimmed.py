@@ -30,7 +30,7 @@ from pipelines.runtime.consumer_registration import REPLAY, registered_for_repla
 from pipelines.runtime.cut_requests import CUT, CutRequests
 from pipelines.runtime.sink_status_reporter import SinkFigures
 from pipelines.runtime.spark_session import has_delta
-from pipelines.sink_factory import build_sink
+from pipelines.sink_kinds import build_sink
 from pipelines.sink_loop import SinkLoop
 from pipelines.sinks.contract import Sink
 from pipelines.source.data_source import rows_between

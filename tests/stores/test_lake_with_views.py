@@ -18,7 +18,7 @@ from cdc.stores.table_query import QueryAnswer, QueryRequest, queried_sink, quer
 from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.sink_status_reporter import SinkFigures
-from pipelines.sink_factory import build_sink
+from pipelines.sink_kinds import build_sink
 from pipelines.sink_loop import SinkLoop
 from tests.pipelines.views.shop_tables import TABLES
 from tests.pipelines.views.view_pipeline import ViewPipeline

@@ -1,4 +1,4 @@
-"""Sink preflight: tables that do not fit the rules or paths of the Delta sinks of a definition."""
+"""Sink preflight: tables that do not fit the rules or paths of the sinks of a definition."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from cdc.config import Definition, SearchRule, SinkRule
+from cdc.config import Definition, SearchRule
 from cdc.stores.unwritable_tables import path_conflicts, rule_conflicts, tables_of_sinks
 from tests.contracts.folded import ORDERS
 
@@ -41,11 +41,10 @@ def conflicts(definition: Definition) -> dict[tuple[str | int, ...], str]:
 
 def test_a_sink_has_the_tables_that_it_selects(tmp_path: Path) -> None:
     definition = definition_with(tmp_path, {"match": "shop.items", "mode": "append"}, tables=["*.items"])
-    found = list(tables_of_sinks(definition, TABLES, {"lake", "find"}))
+    received = list(tables_of_sinks(definition, TABLES, {"lake"}))
 
-    assert [(one.number, one.schema.topic) for one in found] == [(1, "shop.items"), (1, "stock.items")]
-    assert [isinstance(one.rule, SinkRule) for one in found] == [True, False]
-    assert list(tables_of_sinks(definition, TABLES, {"find"})) == []
+    assert [(table.number, table.schema.topic) for table in received] == [(1, "shop.items"), (1, "stock.items")]
+    assert [table.number for table in tables_of_sinks(definition, TABLES, {"find"})] == [0, 0, 0]
 
 
 def test_a_setting_is_named_in_its_rule_or_in_the_sink(tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ class StatusSampler:
         self._context = PageContext(
             source=describe_dsn(definition.source.dsn.reveal()),
             log=log_root,
-            sink_types={s.name: s.engine if s.type == "search" else s.type for s in definition.sinks}
+            sink_types={sink.name: sink.product for sink in definition.sinks}
             | {delivery.name: delivery.type for delivery in definition.deliveries},
             definition=definition_name,
             may_change=may_change(definition.service),

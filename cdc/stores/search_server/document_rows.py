@@ -31,7 +31,7 @@ class ShownTable:
     missing: Mapping[int, str | None]
     """Column id → value in documents that are older than the column."""
     rules: str
-    """cdc.config.sinks.search_fingerprint of the rules under which the documents were written."""
+    """cdc.config.search_sink.search_fingerprint of the rules under which the documents were written."""
     order: Sequence[Mapping[str, str]]
     """Sort of a search: best match first, then by the key; the last criterion is unique in each shard."""
     types: Mapping[str, Column]

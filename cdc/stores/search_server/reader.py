@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final, Self
 
 from cdc.config import SearchSinkDefinition
-from cdc.config.sinks import search_fingerprint
+from cdc.config.search_sink import search_fingerprint
 from cdc.errors import ConfigError, PositionNotReached, SinkUnavailable, TargetRulesChanged
 from cdc.stores.dead_letter_rows import ParkedRow
 from cdc.stores.published_record import Published, TableRecord

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from cdc.stores.published_record import TableRecord
@@ -11,9 +11,9 @@ from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.delta_target import DeltaTarget, TxnMarker
 from pipelines.sinks.delta.new_data_files import DataFile, TargetFolder
 from pipelines.sinks.delta.settings import Writer
-from pipelines.sinks.delta.sink import DeltaSink
+from pipelines.sinks.delta.sink_parts import DeltaSinkParts
 from pipelines.sinks.delta.spark_target import ONE_SPARK_WRITE
-from pipelines.sinks.delta.target_columns import OP
+from pipelines.sinks.delta.target_columns import OP, RowShape
 from pipelines.sinks.delta.writers import merge_with_spark
 from pipelines.transform.expressions import raising_transform_failed
 
@@ -24,8 +24,19 @@ if TYPE_CHECKING:
 class BulkLoad:
     """Fills empty targets of one open sink."""
 
-    def __init__(self, sink: DeltaSink) -> None:
-        self._sink, self._targets = sink, sink.parts.targets
+    def __init__(self, parts: DeltaSinkParts, record: Callable[[TableBatch, DeltaTarget, int], TableRecord]) -> None:
+        """record: returns the record of a table after a batch, from the batch, its target and the end of the batch."""
+        self._settings, self._targets, self._record = parts.settings, parts.targets, record
+        self.merges_frames = parts.writers.by_spark
+        """Whether Spark writes the targets, and the sink so takes the folded rows of a table as a frame."""
+
+    def shape(self, schema: TableSchema) -> RowShape:
+        """Return the plan for the rows of a table."""
+        return self._targets.shape(schema)
+
+    def takes_images(self, schema: TableSchema) -> bool:
+        """Return whether the rows of the target can be made from the images alone, without a fold."""
+        return not self._targets.shape(schema).needs_complete_rows
 
     def fill(self, batch: TableBatch, rows: DataFrame) -> TableRecord:
         """Write all rows of a source table with Spark; return the table's record.
@@ -42,7 +53,7 @@ class BulkLoad:
     def folder(self, schema: TableSchema) -> TargetFolder | None:
         """Return the directory in which executors may write files for `adopt`; None if `fill` must write the rows."""
         target, shape = self._targets.open(schema), self._targets.shape(schema)
-        by_spark = self._sink.parts.settings.writer is Writer.SPARK or shape.expressions is not None
+        by_spark = self._settings.writer is Writer.SPARK or shape.expressions is not None
         if by_spark or target.table.metadata().partition_columns:
             return None
         return TargetFolder(target.uri, target.statistics_columns)
@@ -60,4 +71,4 @@ class BulkLoad:
         target.set_key(batch.schema, None, replaced=True)
         if batch.generation is not None:
             target.complete_generation(batch.generation)
-        return self._sink.record(batch, target, batch.upto)
+        return self._record(batch, target, batch.upto)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import pyarrow as pa
 
-from cdc.config.sinks import HistoryMode
+from cdc.config.delta_sink import HistoryMode
 from pipelines.folding.folded_parts import IMAGES, FoldedParts, first_images, key_texts, piece_of_images
 from pipelines.folding.history_changes import GenerationEnd
 from pipelines.folding.key_parts import from_ipc

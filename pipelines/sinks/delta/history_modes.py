@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.config.sinks import HistoryMode
+from cdc.config.delta_sink import HistoryMode
 from cdc.errors import ValueNotRepresentable
 from cdc.stores.dead_letter_rows import Key
 from cdc.target_names import (

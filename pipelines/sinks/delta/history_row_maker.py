@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.config import TableSettings
-from cdc.config.sinks import HistoryMode
+from cdc.config.delta_sink import HistoryMode
 from cdc.table import TableSchema
 from cdc.target_names import DELETED_COLUMN, OP_COLUMN, column_name
 from pipelines.folding.history_changes import GenerationEnd

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import structlog
 from deltalake import CommitProperties, Transaction
 
-from cdc.config.sinks import HistoryMode
+from cdc.config.delta_sink import HistoryMode
 from cdc.table import Column, TableSchema
 from cdc.target_names import OP_COLUMN, POSITION_COLUMN
 from pipelines.folding.fold import FOLDED_ARROW

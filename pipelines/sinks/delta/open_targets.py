@@ -14,7 +14,7 @@ from threading import RLock
 from deltalake import DeltaTable
 
 from cdc.config import SchemaChanges, rule_of
-from cdc.config.definition_conflicts import check_named, with_selected_columns
+from cdc.config.sink_rules import check_named, with_selected_columns
 from cdc.errors import TargetRulesChanged, TargetUnusable
 from cdc.stores.hidden_columns import check_hidden, newly_hidden
 from cdc.table import TableSchema

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Final
 
 from cdc.config import DeadLetterSettings, SinkRule, TableSettings, rule_of, table_settings
-from cdc.config.sinks import HistoryMode, TypeSettings, Unrepresentable, target_path
+from cdc.config.delta_sink import HistoryMode, TypeSettings, Unrepresentable, target_path
 from cdc.stores.hidden_columns import RulesOfTopic, table_rules
 from cdc.stores.target_rule_changes import TargetRules
 from cdc.table import TableSchema

@@ -39,6 +39,7 @@ from pipelines.sinks.contract import (
     TableRecord,
     no_schemas,
 )
+from pipelines.sinks.delta.bulk_load import BulkLoad
 from pipelines.sinks.delta.damaged_commits import remove_damaged_commits
 from pipelines.sinks.delta.delta_target import DeltaTarget, rewritten_bytes
 from pipelines.sinks.delta.executor_merge import count_nulled_in_parts
@@ -131,6 +132,10 @@ class DeltaSink:
     def attach(self, spark: SparkSession) -> None:
         """See Sink.attach. From now on Spark writes large batches, if its session supports Delta."""
         self.parts.attach(spark)
+
+    def bulk_load(self) -> BulkLoad:
+        """Return what fills the empty targets of the sink with all rows of a table, without merges."""
+        return BulkLoad(self.parts, self.record)
 
     def open(self, log_id: str, schemas_at: SchemasAt = no_schemas) -> Published | None:
         """See Sink.open. Raises DeltaJarMissing if the writer is Spark and its session does not support Delta."""

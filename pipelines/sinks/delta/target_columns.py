@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.config import SinkRule, rule_of
-from cdc.config.definition_conflicts import missing_key, raise_first
-from cdc.config.sinks import HistoryMode
+from cdc.config.delta_sink import HistoryMode, missing_key
+from cdc.config.sink_rules import raise_first
 from cdc.errors import TransformFailed
 from cdc.table import Column, TableSchema
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN, column_name

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.config.sinks import HistoryMode
+from cdc.config.delta_sink import HistoryMode
 from cdc.errors import TargetRulesChanged, TransformFailed, ValueNotRepresentable
 from cdc.stores.current_rows import MODE
 from cdc.stores.target_rule_changes import TRANSFORM

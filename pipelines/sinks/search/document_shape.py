@@ -14,8 +14,8 @@ from typing import Final
 import pyarrow as pa
 
 from cdc.config import SearchRule, SearchSettings, rule_of, search_settings
-from cdc.config.definition_conflicts import check_named, with_document_columns, with_selected_columns
-from cdc.config.sinks import search_fingerprint
+from cdc.config.search_sink import search_fingerprint, with_document_columns
+from cdc.config.sink_rules import check_named, with_selected_columns
 from cdc.errors import TransformFailed
 from cdc.stores.column_mask import Mask
 from cdc.stores.dead_letter_rows import Image

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from cdc.config import SearchSinkDefinition
-from cdc.config.sinks import search_fingerprint
+from cdc.config.search_sink import search_fingerprint
 from cdc.failpoint import hit
 from cdc.stores.published_record import Published, TableRecord
 from cdc.stores.search_server.client import SearchClient

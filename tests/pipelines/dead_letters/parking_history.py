@@ -9,7 +9,7 @@ from typing import Any
 
 from cdc.catalog.dead_letter_requests import DeadLetterAction
 from cdc.config import DeadLetterSettings, TypeSettings
-from cdc.config.sinks import HistoryMode
+from cdc.config.delta_sink import HistoryMode
 from cdc.stores.published_record import TableRecord
 from cdc.table import TableSchema
 from pipelines.dead_letters.quarantine import Quarantine

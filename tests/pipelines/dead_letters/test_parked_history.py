@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cdc.catalog.dead_letter_requests import DeadLetterAction, DeadLetterOutcome
-from cdc.config.sinks import HistoryMode
+from cdc.config.delta_sink import HistoryMode
 from cdc.errors import DeadLetterLimitExceeded, MissingBase, ValueNotRepresentable
 from tests.contracts.histories import MODELS, RELATION, kept
 from tests.pipelines.dead_letters.parking_history import (

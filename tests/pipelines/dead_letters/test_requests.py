@@ -18,7 +18,7 @@ from pipelines.dead_letters.requests import AGAIN_AFTER, DeadLetterCommands
 from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.sink_status_reporter import SinkFigures
-from pipelines.sink_factory import build_sink
+from pipelines.sink_kinds import build_sink
 from pipelines.sink_loop import SinkLoop
 from tests.pipelines.shop_pipeline import ShopPipeline, applied_shop, change
 

@@ -28,7 +28,7 @@ from pipelines.replaying.replay import replay
 from pipelines.replaying.table_sizes_in_log import read_contents
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.sink_status_reporter import SinkFigures
-from pipelines.sink_factory import build_sink, keeps_history
+from pipelines.sink_kinds import build_sink
 from pipelines.sink_loop import SinkLoop
 from pipelines.sinks.delta.delta_target import ROWS, DeltaTarget, TxnMarker
 from tests.contracts.histories import in_order
@@ -52,7 +52,7 @@ def applied(ground: ShopPipeline, asked: DeltaSinkDefinition, ends: list[int]) -
     """The sink brought to each of the ends as the apply process does it."""
     log, sink = LogReader(ground.folder / "log"), build_sink(asked)
     with Catalog.open(ground.definition.catalog.url) as catalog:
-        fold = RangeFolder(log, asked.name, asked.tables, keeps_history(asked))
+        fold = RangeFolder(log, asked.name, asked.tables, asked.keeps_history)
         loop = SinkLoop(sink, fold, CutRequests(catalog, "shop"), SinkFigures("shop", asked.name, FIGURES))
         loop.open()
         for end in ends:
@@ -69,7 +69,7 @@ def rebuilt(ground: ShopPipeline, asked: DeltaSinkDefinition, means: RebuildCont
     log, sink = LogReader(ground.folder / "log"), build_sink(asked)
     upto = Position(log.durable or 0)
     sink.open(log.log_id)
-    source = LogSource(log, asked.name, asked.tables, keeps_history(asked))
+    source = LogSource(log, asked.name, asked.tables, asked.keeps_history)
     alone = RebuildContext(spark=lambda: pytest.fail("no Spark is needed"), executors_can_write=lambda: False)
     built = Rebuild(source, sink, means or alone)(read_contents(log, upto, sink=asked.name, globs=asked.tables), upto)
     sink.close()
@@ -221,7 +221,7 @@ def test_a_large_range_tells_what_a_small_one_does(tmp_path: Path, spark: SparkS
         twins.compact(NOBODY)
     end = Position(twins.append(6))
     asked = wanted(tmp_path, "lake", [{"match": "shop.orders", "stored_as_scd_type": 2}])
-    fold = RangeFolder(LogReader(twins.cut.folder / "log"), "lake", asked.tables, keeps_history(asked))
+    fold = RangeFolder(LogReader(twins.cut.folder / "log"), "lake", asked.tables, asked.keeps_history)
     small = fold(None, Position(0), end)
     fold.limits = EngineLimits(small_rows=0, here_bytes=0)
     assert batches_equal(fold(spark, Position(0), end), small)
@@ -245,7 +245,7 @@ def test_a_table_that_stayed_behind_catches_up_in_parts(tmp_path: Path) -> None:
     ground = make_shop(tmp_path / "shop")
     asked = wanted(tmp_path, "lake", RULES)
     log = LogReader(ground.folder / "log")
-    fold = RangeFolder(log, asked.name, asked.tables, keeps_history(asked))
+    fold = RangeFolder(log, asked.name, asked.tables, asked.keeps_history)
     fold.limits = EngineLimits(small_rows=1)
     ends = [end for _, end in fold.slices(None, Position(1_000), Position(END), ORDERS)]
     assert ends == [1_100, 1_200, 1_300, END]

@@ -57,7 +57,7 @@ BAD: dict[str, dict[str, Any]] = {
     "malformed lsn": {"end": "x/y"},
     "cannot go back to 0/4B0": {"end": "0/4B0"},
     "only be rebuilt up to the position of the other tables": {"end": "0/578", "tables": ("orders",)},
-    "has one index for all tables, so it can only be rebuilt as a whole": {"sink": "find", "tables": ("orders",)},
+    "has one target for all tables, so it can only be rebuilt as a whole": {"sink": "find", "tables": ("orders",)},
     "is not empty": {"into": "lake"},
     "is a file": {"into": "shop.yaml"},
 }

@@ -10,7 +10,7 @@ import pytest
 from cdc.config import DeltaSinkDefinition
 from cdc.errors import ConfigError, SinkFenced
 from pipelines.replaying.replay_destination import check_directory, fill_directory
-from pipelines.sink_factory import delta_settings
+from pipelines.sinks.delta.kind import delta_settings
 from pipelines.sinks.delta.staged_targets import StagedDelta
 from tests.pipelines.shop_pipeline import applied_shop
 

@@ -22,7 +22,6 @@ from pipelines.runtime.cut_requests import CUT, CutRequests
 from pipelines.runtime.replay_pause import ReplayPauses
 from pipelines.runtime.sink_status_reporter import SinkFigures
 from pipelines.runtime.throttle import ASK_EVERY, LONGEST, BatchThrottle, CommitRate, ThrottleState
-from pipelines.sink_factory import without_throttle
 from pipelines.sink_lifecycle import SinkRunner, State
 from pipelines.sink_parts import SinkParts
 from tests.fixtures.waiting import until
@@ -179,7 +178,7 @@ def running(
             spark_with(session),
             limits=EngineLimits(slice_rows=rows),
         )
-        query = SinkRunner(ground.definition, without_throttle(wanted) if once else wanted, parts)
+        query = SinkRunner(ground.definition, wanted.unthrottled if once else wanted, parts)
         query.step()
         try:
             yield query, catalog

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 
 from cdc.config import DeltaSinkDefinition
-from cdc.config.sinks import Unrepresentable
+from cdc.config.delta_sink import Unrepresentable
 from cdc.stores.lake_reader import read_target
 from pipelines.dead_letters.quarantine import Quarantine
-from pipelines.sink_factory import delta_settings
+from pipelines.sinks.delta.kind import delta_settings
 from pipelines.sinks.delta.settings import type_policy
 from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.types import TypePolicy, family_of

@@ -24,7 +24,7 @@ from cdc.table import Column, TableSchema
 from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.sink_status_reporter import SinkFigures
-from pipelines.sink_factory import build_sink
+from pipelines.sink_kinds import build_sink
 from pipelines.sink_loop import SinkLoop
 from pipelines.views.log_of_views import LogOfViews
 from pipelines.views.view_engine import ViewEngine

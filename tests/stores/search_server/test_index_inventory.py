@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from cdc.config.sinks import search_fingerprint
+from cdc.config.search_sink import search_fingerprint
 from cdc.errors import ConfigError, SinkOfAnotherLog, SinkUnavailable
 from cdc.stores.published_record import Published, TableRecord, TargetState
 from cdc.stores.search_server.client import SearchClient

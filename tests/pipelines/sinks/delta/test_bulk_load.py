@@ -13,7 +13,6 @@ import pytest
 from cdc.config import SinkRule
 from cdc.stores.lake_reader import read_target
 from pipelines.sinks.contract import TargetState
-from pipelines.sinks.delta.bulk_load import BulkLoad
 from pipelines.sinks.delta.new_data_files import DataFile, TargetFolder, statistics
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
@@ -44,7 +43,7 @@ def written_file(folder: TargetFolder, rows: pa.Table) -> DataFile:
 
 
 def test_adopted_files_are_the_rows_of_a_complete_target(sink: DeltaSink) -> None:
-    load = BulkLoad(sink)
+    load = sink.bulk_load()
     folder = load.folder(ORDERS)
     assert folder is not None
     rows = sink.parts.targets.shape(ORDERS).rows(folded([put(1, "a", 10), put(2, "b", 11)]))
@@ -57,7 +56,7 @@ def test_adopted_files_are_the_rows_of_a_complete_target(sink: DeltaSink) -> Non
 
 
 def test_a_table_without_rows_is_complete_too(sink: DeltaSink) -> None:
-    record = BulkLoad(sink).adopt(LOADED, [])
+    record = sink.bulk_load().adopt(LOADED, [])
 
     assert (record.position, record.state) == (20, TargetState.STREAMING)
     assert read_target(record.target).read_all().num_rows == 0
@@ -75,4 +74,4 @@ def test_some_targets_are_written_by_spark_itself(tmp_path: Path, settings: Delt
     sink = DeltaSink(replace(settings, path=f"{tmp_path}/{{schema}}/{{table}}"))
     sink.parts.targets.log_id = "log-1"
 
-    assert BulkLoad(sink).folder(ORDERS) is None
+    assert sink.bulk_load().folder(ORDERS) is None

@@ -12,7 +12,7 @@ from deltalake import DeltaTable, write_deltalake
 from structlog.testing import capture_logs
 
 from cdc import metrics
-from cdc.config.sinks import HistoryMode
+from cdc.config.delta_sink import HistoryMode
 from cdc.log.disk_format import commit_file
 from cdc.stores.published_record import Published, TableRecord
 from pipelines.folding.history_changes import GenerationEnd

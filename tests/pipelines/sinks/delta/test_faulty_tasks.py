@@ -20,10 +20,10 @@ from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.stores.published_record import TableRecord
 from pipelines.folding.folded_parts import FoldedParts, Piece
-from pipelines.sink_factory import delta_settings
 from pipelines.sink_loop import SinkLoop
 from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.delta_target import DeltaTarget
+from pipelines.sinks.delta.kind import delta_settings
 from pipelines.sinks.delta.maintenance import UNKNOWN_FILE_AGE, TargetMaintenance, UpkeepSettings
 from pipelines.sinks.delta.published_cuts_table import PublishedTable
 from pipelines.sinks.delta.sink import DeltaSink

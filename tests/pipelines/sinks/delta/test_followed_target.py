@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from cdc.config.sinks import SinkRule
+from cdc.config.delta_sink import SinkRule
 from pipelines.sinks.delta.followed_target import MOST_ROWS, FollowedTarget
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc.config.sinks import HistoryMode
+from cdc.config.delta_sink import HistoryMode
 from cdc.errors import HistoryTrimmed
 from tests.contracts.histories import RELATION, SETTINGS, Lake, batch, kept
 from tests.contracts.stories import history

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc.config.sinks import HistoryMode
+from cdc.config.delta_sink import HistoryMode
 from cdc.errors import SchemaNotApplicable
 from tests.contracts.histories import RELATION, SETTINGS, TABLE, Lake
 from tests.pipelines.fold_model import log_row

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from cdc.config.sinks import HistoryMode
+from cdc.config.delta_sink import HistoryMode
 from cdc.errors import MissingBase
 from cdc.table import TableState
 from pipelines.folding.history_changes import GenerationEnd

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cdc.config.sinks import HistoryMode
+from cdc.config.delta_sink import HistoryMode
 from cdc.errors import SchemaNotApplicable
 from tests.contracts.folded import column
 from tests.contracts.histories import RELATION, SETTINGS, TABLE, Lake

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from cdc.config import SinkRule
-from cdc.config.sinks import HistoryMode
+from cdc.config.delta_sink import HistoryMode
 from cdc.errors import SchemaNotApplicable
 from pipelines.sinks.contract import Published, TargetState
 from pipelines.sinks.delta.history_strategy import History

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from cdc.config import TableSettings
-from cdc.config.sinks import HistoryMode
+from cdc.config.delta_sink import HistoryMode
 from cdc.errors import CdcError, TargetRulesChanged, TransformFailed, ValueNotRepresentable
 from pipelines.sinks.delta.target_layout import (
     PLAIN,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from cdc.config.sinks import WriterChoice
+from cdc.config.delta_sink import WriterChoice
 from cdc.errors import TargetUnusable
 from cdc.stores.published_record import TargetState
 from pipelines.sinks.delta.maintenance import UpkeepSettings

@@ -25,7 +25,7 @@ from cdc.log.reader import LogReader
 from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.sink_status_reporter import SinkFigures
-from pipelines.sink_factory import build_sink
+from pipelines.sink_kinds import build_sink
 from pipelines.sink_loop import SinkLoop
 from tests.fixtures.opensearch import SharedOpenSearch
 from tests.fixtures.search_sinks import search_sink
