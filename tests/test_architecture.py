@@ -13,6 +13,7 @@ from typing import get_args
 import pytest
 
 from cdc.config.sinks import DefinedSink
+from cdc.delivery.destinations import KINDS as DESTINATIONS
 from pipelines.sink_kinds import KINDS
 from tests.fixtures.rules import of_each
 from tests.source_tree import OWN, PACKAGES, ROOT, Choices, Function, Module, choices_in, imports_any, modules
@@ -99,6 +100,8 @@ KINDS_OF_SINKS = (
     "cdc.stores.search_server", "pipelines.sinks.delta", "pipelines.sinks.search", "pipelines.sinks.search_server",
 )  # fmt: skip
 """Modules and packages of single kinds of sinks."""
+OF_DESTINATIONS = ("cdc.config.destinations", "cdc.delivery.destinations")
+"""The definitions of the destinations of deliveries, and the destinations with their table."""
 BODY_LINES = 60
 PARAMETERS = 5
 KERNELS = {"cdc.pgoutput.columnar_decoder", "cdc.pgoutput.copy_kernel", "cdc.pgoutput.kernel"}
@@ -348,6 +351,12 @@ def test_tests_use_no_mocks_and_do_not_sleep(module: Module) -> None:
 def test_only_the_tables_of_kinds_choose_by_the_kind_of_a_sink(module: Module) -> None:
     if not below(module.name, (*OF_SINKS, *KINDS_OF_SINKS)):
         assert _chosen(module.choices, _classes(*OF_SINKS, *KINDS_OF_SINKS), _names_of_sinks()) == set()
+
+
+@of_every("cdc", "pipelines")
+def test_only_the_tables_of_destinations_choose_by_the_type_of_a_delivery(module: Module) -> None:
+    if not below(module.name, OF_DESTINATIONS):
+        assert _chosen(module.choices, _classes(*OF_DESTINATIONS), frozenset(DESTINATIONS)) == set()
 
 
 @pytest.mark.parametrize(

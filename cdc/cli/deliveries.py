@@ -56,7 +56,7 @@ def deliver(names: NamesArgument = None, config: ConfigOption = DEFAULT_CONFIG) 
 
     configure_by_environment(str(config))
     definition = load_definition(config)
-    chosen: list[Delivery] = [one for one in definition.deliveries if one.type != "stdout"]
+    chosen: list[Delivery] = [one for one in definition.deliveries if not one.is_run_by_hand]
     for name in names or ():
         check_name(definition, name)
     if names:

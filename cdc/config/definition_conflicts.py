@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from importlib import import_module
-from os.path import normpath
 from typing import Any
 
 from cdc.config.definition import Definition, EngineChoice
-from cdc.config.destinations import FileDelivery
 from cdc.config.field_types import LONGEST_NAME, directories_overlap, fixed_part, is_remote, placeholders
 from cdc.config.object_store import storage_keys
 from cdc.config.sink_rules import WILDCARDS, Disagreement
@@ -127,9 +125,9 @@ def _paths(definition: Definition) -> Iterator[Disagreement]:
 def _delivery_directories(definition: Definition) -> Iterator[Disagreement]:
     taken: dict[str, str] = {}
     for place, delivery in enumerate(definition.deliveries):
-        if not isinstance(delivery, FileDelivery):
+        if not delivery.own_directory:
             continue
-        other = taken.setdefault(normpath(delivery.path.removeprefix("file://")), delivery.name)
+        other = taken.setdefault(delivery.own_directory, delivery.name)
         if other != delivery.name:
             message = (
                 f"deliveries {other!r} and {delivery.name!r} cannot share a directory: each has its progress there"

@@ -225,6 +225,31 @@ class DeliverySettings(Model):
     stop_at: Annotated[Whole, Field(ge=0, le=10_000)] = 1_000
     """Number of dead-letter keys above which the delivery stops; 0 stops it at the first refused event."""
 
+    @property
+    def is_acknowledged(self) -> bool:
+        """Whether an event counts as delivered only when its receiver or its broker has answered."""
+        return True
+
+    @property
+    def is_run_by_hand(self) -> bool:
+        """Whether only `cdc deliver NAME` runs the delivery, not `cdc run`."""
+        return False
+
+    @property
+    def has_topics(self) -> bool:
+        """Whether the events of a table have a topic."""
+        return True
+
+    @property
+    def own_directory(self) -> str:
+        """Local directory that no other delivery may share; empty if there is none."""
+        return ""
+
+    @property
+    def counted_tables(self) -> tuple[str, ...]:
+        """Globs of the tables that the metrics of the delivery count; empty if it has no metrics."""
+        return ()
+
     @model_validator(mode="after")
     def _views_or_tables(self) -> Self:
         return with_views(self)

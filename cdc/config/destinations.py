@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from os.path import normpath
 from typing import Annotated, Final, Literal, Self
 from urllib.parse import urlsplit
 
@@ -56,11 +57,21 @@ class FileDelivery(DeliverySettings):
     fsync: Switch = True
     """Whether a batch is on the disk before its progress is recorded."""
 
+    @property
+    def own_directory(self) -> str:
+        """See DeliverySettings.own_directory."""
+        return normpath(self.path.removeprefix("file://"))
+
 
 class StdoutDelivery(DeliverySettings):
     """A delivery that prints events, one JSON object per line; `cdc deliver NAME` runs it, `cdc run` does not."""
 
     type: Literal["stdout"]
+
+    @property
+    def is_run_by_hand(self) -> bool:
+        """See DeliverySettings.is_run_by_hand."""
+        return True
 
 
 class SocketDelivery(DeliverySettings):
@@ -74,6 +85,11 @@ class SocketDelivery(DeliverySettings):
     acknowledge: Switch = False
     """Whether the receiver answers each line with a line that begins with the id of the event. Otherwise an event
     counts as delivered when the operating system has taken it, and is lost if the receiver dies: at most once."""
+
+    @property
+    def is_acknowledged(self) -> bool:
+        """See DeliverySettings.is_acknowledged."""
+        return self.acknowledge
 
 
 class KafkaDelivery(DeliverySettings):
@@ -401,6 +417,16 @@ class StatsdDelivery(DeliverySettings):
     """The metrics."""
     datagram: Annotated[Bytes, Field(ge=256, le=65_000)] = 1_432
     """Maximum bytes of a datagram."""
+
+    @property
+    def has_topics(self) -> bool:
+        """See DeliverySettings.has_topics."""
+        return False
+
+    @property
+    def counted_tables(self) -> tuple[str, ...]:
+        """See DeliverySettings.counted_tables."""
+        return tuple(metric.table for metric in self.metrics)
 
     @model_validator(mode="after")
     def _only_metrics(self) -> Self:

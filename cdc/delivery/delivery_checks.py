@@ -81,7 +81,7 @@ def _topic(definition: Definition, settings: Delivery, schema: TableSchema) -> s
     if settings.outbox is not None and settings.outbox.table == schema.topic:
         OutboxRoute(schema, settings.outbox, definition.name)
         return None if "{type}" in settings.outbox.topic else settings.outbox.topic.format(pipeline=definition.name)
-    if settings.type == "statsd" or not matches(schema.topic, settings.tables):
+    if not settings.has_topics or not matches(schema.topic, settings.tables):
         return None
     route = TableRoute(schema, settings, definition.name)
     if route.unsent_by_deletes:
@@ -112,9 +112,9 @@ def _unmatched_tables(settings: Delivery, tables: Sequence[TableSchema]) -> Iter
             yield f"'rules': no table of the delivery matches {rule.match!r}"
         elif all(matches(name, earlier) for name in found):
             yield f"'rules': an earlier rule applies to every table that {rule.match!r} matches"
-    for metric in getattr(settings, "metrics", ()):
-        if not any(matches(name, (metric.table,)) for name in own):
-            yield f"'metrics': no table of the delivery matches {metric.table!r}"
+    for glob in settings.counted_tables:
+        if not any(matches(name, (glob,)) for name in own):
+            yield f"'metrics': no table of the delivery matches {glob!r}"
 
 
 def _unmatched_messages(settings: Delivery, prefixes: set[str] | None) -> Iterator[str]:

@@ -11,7 +11,7 @@ from cdc.config import Definition
 from cdc.config.destinations import Delivery
 from cdc.delivery.delivery_figures import DeliveryFigures
 from cdc.delivery.delivery_loop import DeliveryLoop
-from cdc.delivery.destinations import new_destination
+from cdc.delivery.destinations import new_destination, own_format
 from cdc.delivery.destinations.contract import DeliveryIdentity, ServesHistory
 from cdc.delivery.event_history import LoggedHistory
 from cdc.delivery.event_source import EventSource
@@ -19,7 +19,6 @@ from cdc.delivery.formats import new_format
 from cdc.delivery.formats.contract import Format
 from cdc.delivery.formats.event_rows import SourceNames
 from cdc.delivery.progress import ProgressFile, delivery_uuid
-from cdc.delivery.statsd_lines import own_format
 from cdc.log.consumer_registration import ConsumerRegistration
 from cdc.log.reader import LogReader
 
@@ -63,5 +62,5 @@ def opened_delivery(
 
 def _format(settings: Delivery, names: SourceNames) -> Format:
     """Return the format of a delivery; metrics have one of their own."""
-    own = own_format(settings)
+    own: Format | None = own_format(settings)
     return new_format(settings, names) if own is None else own

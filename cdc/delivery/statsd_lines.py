@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 import pyarrow as pa
 
-from cdc.config.deliveries import DeliverySettings
 from cdc.config.destinations import StatsdDelivery, StatsdMetric
-from cdc.delivery.formats.contract import EncodedEvents, Format, LogicalMessages
+from cdc.delivery.formats.contract import EncodedEvents, LogicalMessages
 from cdc.delivery.formats.table_changes import TableChanges
 from cdc.delivery.row_condition import RowCondition
 from cdc.errors import TransformFailed
@@ -24,11 +23,6 @@ from cdc.table import TableSchema, matches
 _NUMERIC_TYPES: Final = frozenset({20, 21, 23, 26, 700, 701, 1700})
 """OIDs of types whose text is a number."""
 _KINDS: Final = {"counter": "c", "gauge": "g"}
-
-
-def own_format(settings: DeliverySettings) -> Format | None:
-    """Return the format of a delivery that has one of its own; None if its definition chooses one."""
-    return StatsdFormat(settings.metrics) if isinstance(settings, StatsdDelivery) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +41,11 @@ class StatsdFormat:
     def __init__(self, metrics: Sequence[StatsdMetric]) -> None:
         self._metrics = metrics
         self._tables: dict[int, tuple[TableSchema, list[_TableMetric]]] = {}
+
+    @classmethod
+    def of(cls, settings: StatsdDelivery) -> Self:
+        """Return the format of a delivery."""
+        return cls(settings.metrics)
 
     def encode(self, changes: TableChanges) -> EncodedEvents:
         """Return the lines of each change; the id of an event ends with the name of its metric."""

@@ -13,7 +13,7 @@ import pytest
 
 from cdc.config import Definition, load_definition
 from cdc.delivery.delivery_checks import delivery_problems
-from cdc.delivery.destinations import CLASSES
+from cdc.delivery.destinations import KINDS
 from cdc.delivery.destinations.contract import ChecksAccess
 from tests.cli.command import run
 from tests.config.definitions import SOUND
@@ -39,8 +39,8 @@ def found(folder: Path, *deliveries: str) -> list[tuple[str, str, str, bool]]:
 
 def test_every_destination_with_a_server_or_a_directory_can_be_checked() -> None:
     without = set()
-    for kind, place in CLASSES.items():
-        module, _, name = place.partition(":")
+    for kind, destination in KINDS.items():
+        module, _, name = destination.place.partition(":")
         if not issubclass(getattr(import_module(f"cdc.delivery.destinations.{module}"), name), ChecksAccess):
             without.add(kind)
 

@@ -11,7 +11,7 @@ from cdc.catalog import REPORT_MAX_AGE, Catalog, ProcessReport, SinkProgress
 from cdc.catalog.delivery_requests import DELIVERY_PAUSES
 from cdc.config import load_definition
 from cdc.delivery.delivery_summary import check_name, summaries
-from cdc.delivery.destinations import CLASSES, PROMISES, new_destination
+from cdc.delivery.destinations import KINDS, new_destination
 from cdc.delivery.destinations.contract import DeliveryIdentity
 from cdc.errors import UnknownName
 from tests.config.definitions import SOUND, write
@@ -56,7 +56,6 @@ def test_an_unknown_name_is_refused_with_the_known_ones(tmp_path: Path) -> None:
 
 def test_the_promise_of_a_type_is_that_of_its_class(tmp_path: Path) -> None:
     definition = load_definition(write(tmp_path, SOUND + DELIVERIES))
-    assert PROMISES.keys() == CLASSES.keys()
     for settings in definition.deliveries:
         destination = new_destination(settings, DeliveryIdentity("shop", settings.name, "log"))
-        assert destination.promise is PROMISES[settings.type]
+        assert destination.promise is KINDS[settings.type].promise

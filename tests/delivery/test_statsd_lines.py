@@ -8,9 +8,10 @@ import pytest
 
 from cdc.config.deliveries import DeliverySettings
 from cdc.config.destinations import StatsdDelivery, StdoutDelivery
+from cdc.delivery.destinations import own_format
 from cdc.delivery.formats.contract import EncodedEvents
 from cdc.delivery.formats.table_changes import table_changes
-from cdc.delivery.statsd_lines import StatsdFormat, own_format
+from cdc.delivery.statsd_lines import StatsdFormat
 from cdc.errors import TransformFailed
 from tests.delivery.test_row_condition import GONE, NEW, ORDERS, PAID, SAME, image
 from tests.log.rows import row, table

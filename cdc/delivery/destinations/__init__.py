@@ -1,88 +1,85 @@
-"""Destinations of deliveries: one module per broker, file or socket, behind one contract."""
+"""Destinations of deliveries: one module per broker, file or socket, behind one contract.
+
+`KINDS` is the only place in `cdc.delivery` that knows them all; `cdc.config.destinations` has their definitions.
+"""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
-from typing import Any, Final
+from importlib import import_module
+from typing import Any, Final, NamedTuple
 
 from cdc.delivery.destinations.contract import DeliveryIdentity, Destination, Promise
 from cdc.errors import ClientMissing
 
-CLASSES: Final[Mapping[str, str]] = {
-    "amqp": "amqp:AmqpDestination",
-    "amqp1": "amqp1:Amqp1Destination",
-    "file": "file:FileDestination",
-    "kafka": "kafka:KafkaDestination",
-    "kinesis": "kinesis:KinesisDestination",
-    "mqtt": "mqtt:MqttDestination",
-    "multicast": "multicast:MulticastDestination",
-    "nats": "nats:NatsDestination",
-    "pubsub": "pubsub:PubsubDestination",
-    "redis": "redis:RedisDestination",
-    "sns": "sns:SnsDestination",
-    "sqs": "sqs:SqsDestination",
-    "statsd": "statsd:StatsdDestination",
-    "stdout": "lines:StdoutDestination",
-    "tcp": "lines:SocketDestination",
-    "zeromq": "zeromq:ZeromqDestination",
+
+class DestinationKind(NamedTuple):
+    """One kind of destination."""
+
+    place: str
+    """Module and class, `module:Class`, below this package. The module imports its client library, so it is imported
+    when it is needed."""
+    promise: Promise
+    """How often the destination delivers an event; the class has it as well, but cannot be imported without the client
+    library."""
+    extra: str | None = None
+    """Package extra with the client library; None if no other package is needed."""
+    format: str | None = None
+    """Module and class of the format that events have; None if the definition of the delivery chooses one."""
+
+
+KINDS: Final[Mapping[str, DestinationKind]] = {
+    "amqp": DestinationKind("amqp:AmqpDestination", Promise.AT_LEAST_ONCE, "amqp"),
+    "amqp1": DestinationKind("amqp1:Amqp1Destination", Promise.AT_LEAST_ONCE, "amqp1"),
+    "file": DestinationKind("file:FileDestination", Promise.EXACTLY_ONCE),
+    "kafka": DestinationKind("kafka:KafkaDestination", Promise.EXACTLY_ONCE, "kafka"),
+    "kinesis": DestinationKind("kinesis:KinesisDestination", Promise.AT_LEAST_ONCE, "aws"),
+    "mqtt": DestinationKind("mqtt:MqttDestination", Promise.AT_LEAST_ONCE, "mqtt"),
+    "multicast": DestinationKind("multicast:MulticastDestination", Promise.AT_MOST_ONCE),
+    "nats": DestinationKind("nats:NatsDestination", Promise.AT_LEAST_ONCE, "nats"),
+    "pubsub": DestinationKind("pubsub:PubsubDestination", Promise.AT_LEAST_ONCE, "gcp"),
+    "redis": DestinationKind("redis:RedisDestination", Promise.EXACTLY_ONCE, "redis"),
+    "sns": DestinationKind("sns:SnsDestination", Promise.AT_LEAST_ONCE, "aws"),
+    "sqs": DestinationKind("sqs:SqsDestination", Promise.AT_LEAST_ONCE, "aws"),
+    "statsd": DestinationKind(
+        "statsd:StatsdDestination", Promise.AT_MOST_ONCE, format="cdc.delivery.statsd_lines:StatsdFormat"
+    ),
+    "stdout": DestinationKind("lines:StdoutDestination", Promise.AT_LEAST_ONCE),
+    "tcp": DestinationKind("lines:SocketDestination", Promise.AT_LEAST_ONCE),
+    "zeromq": DestinationKind("zeromq:ZeromqDestination", Promise.AT_MOST_ONCE, "zeromq"),
 }
-"""Type of a delivery → module and class of its destination. Modules are imported when they are needed, because each
-imports its client library."""
-PROMISES: Final[Mapping[str, Promise]] = {
-    "amqp": Promise.AT_LEAST_ONCE,
-    "amqp1": Promise.AT_LEAST_ONCE,
-    "file": Promise.EXACTLY_ONCE,
-    "kafka": Promise.EXACTLY_ONCE,
-    "kinesis": Promise.AT_LEAST_ONCE,
-    "mqtt": Promise.AT_LEAST_ONCE,
-    "multicast": Promise.AT_MOST_ONCE,
-    "nats": Promise.AT_LEAST_ONCE,
-    "pubsub": Promise.AT_LEAST_ONCE,
-    "redis": Promise.EXACTLY_ONCE,
-    "sns": Promise.AT_LEAST_ONCE,
-    "sqs": Promise.AT_LEAST_ONCE,
-    "statsd": Promise.AT_MOST_ONCE,
-    "stdout": Promise.AT_LEAST_ONCE,
-    "tcp": Promise.AT_LEAST_ONCE,
-    "zeromq": Promise.AT_MOST_ONCE,
-}
-"""Type of a delivery → the promise of its class, which can be shown without the client library."""
-EXTRAS: Final[Mapping[str, str]] = {
-    "amqp": "amqp",
-    "amqp1": "amqp1",
-    "kafka": "kafka",
-    "kinesis": "aws",
-    "mqtt": "mqtt",
-    "nats": "nats",
-    "pubsub": "gcp",
-    "redis": "redis",
-    "sns": "aws",
-    "sqs": "aws",
-    "zeromq": "zeromq",
-}
-"""Type of a delivery → package extra with its client library; a type that needs no other package is missing."""
+"""Type of a delivery → its destination."""
 
 
 def promise_of(settings: Any) -> Promise:
     """Return how often a delivery delivers each event. settings: a model of `cdc.config.destinations`."""
-    if settings.type == "tcp" and not settings.acknowledge:
-        return Promise.AT_MOST_ONCE  # what the operating system has taken is lost if the receiver dies
-    return PROMISES[settings.type]
+    return KINDS[settings.type].promise if settings.is_acknowledged else Promise.AT_MOST_ONCE
 
 
 def new_destination(settings: Any, identity: DeliveryIdentity) -> Destination:
     """Return the destination of a delivery, not yet connected. settings: a model of `cdc.config.destinations`."""
-    module, _, name = CLASSES[settings.type].partition(":")
+    kind = KINDS[settings.type]
+    module, _, name = kind.place.partition(":")
     try:
-        kind = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+        made = getattr(import_module(f"{__name__}.{module}"), name)
     except ModuleNotFoundError as exc:
-        if settings.type not in EXTRAS or (exc.name or "").startswith("cdc"):
+        if kind.extra is None or (exc.name or "").startswith("cdc"):
             raise
-        extra = EXTRAS[settings.type]
         raise ClientMissing(
             f"delivery {identity.name!r} needs the package {exc.name!r}, which is not installed",
-            remedy=f"install the package extra {extra!r}: uv pip install 'cdc[{extra}]'",
+            remedy=f"install the package extra {kind.extra!r}: uv pip install 'cdc[{kind.extra}]'",
         ) from exc
-    destination: Destination = kind(settings, identity)
+    destination: Destination = made(settings, identity)
     return destination
+
+
+def own_format(settings: Any) -> Any | None:
+    """Return the format of a delivery whose destination has one of its own; None if its definition chooses one.
+
+    settings: a model of `cdc.config.destinations`.
+    """
+    place = KINDS[settings.type].format
+    if place is None:
+        return None
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name).of(settings)
