@@ -41,8 +41,8 @@ from cdc.postgres.sqlstate import map_errors
 from cdc.postgres.tables import TableName, match_tables, uncapturable_tables
 from cdc.postgres.visibility import sees_statistics, statistics_grant
 
-OLDEST: Final = 140000
-"""First version of Postgres whose pgoutput sends logical messages."""
+OLDEST: Final = 150000
+"""Oldest version of Postgres with which cdc is tested; Postgres 14 gets no more fixes since November 2026."""
 DECODING_STANDBY: Final = 160000
 """First version of Postgres in which a standby supports logical decoding."""
 _VIRTUAL: Final = "v"
@@ -220,11 +220,15 @@ def _slot_name(wants: SourceRequirements) -> Iterator[PreflightProblem]:
 
 
 def _version(source: _Source) -> Iterator[PreflightProblem]:
-    version = source.conn.info.server_version
-    if version < OLDEST:
-        yield _problem(
-            "server_version", f"the server is too old: expected Postgres 14 or newer, got {version // 10000}"
-        )
+    if (reason := why_too_old(source.conn.info.server_version)) is not None:
+        yield _problem("server_version", reason)
+
+
+def why_too_old(version: int) -> str | None:
+    """Return why a server of this version (`server_version_num`) is refused; None if it is not."""
+    if version >= OLDEST:
+        return None
+    return f"the server is too old: expected Postgres {OLDEST // 10000} or newer, got {version // 10000}"
 
 
 def _settings(source: _Source) -> Iterator[PreflightProblem]:

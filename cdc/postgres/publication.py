@@ -270,10 +270,7 @@ def _contains_root(conn: psycopg.Connection, publication: PublicationFacts, tabl
     """Return True if the publication contains a partitioned table, whatever the name under which changes are sent."""
     if publication.everything:
         return table not in _listed(conn, publication.name, left_out=True)
-    if conn.info.server_version >= 150000:  # noqa: PLR2004 - FOR TABLES IN SCHEMA came with 15
-        schemas = {row[0] for row in conn.execute(_SCHEMAS, [publication.name])}
-    else:
-        schemas = set()
+    schemas = {row[0] for row in conn.execute(_SCHEMAS, [publication.name])}
     return table in _listed(conn, publication.name) or table.schema in schemas
 
 

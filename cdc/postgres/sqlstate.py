@@ -44,7 +44,7 @@ class ErrorRule(NamedTuple):
 
 _FAST, _SLOW, _OPERATOR, _RESYNC = ErrorCourse
 _OWN_DATABASE: Final = "set source.dsn to the slot's database, or choose another source.slot.name"
-_NEWER: Final = "use Postgres 14 or newer"
+_NEWER: Final = "use Postgres 15 or newer"
 PAST_THE_PROXY: Final = (
     "point source.dsn at the server itself: cdc needs replication connections and the settings of its sessions, which "
     "a proxy such as PgBouncer does not pass; applications may use the proxy"

@@ -94,38 +94,35 @@ _LEFT_OUT: Final = """
     EXISTS (SELECT FROM pg_publication_rel x WHERE x.prpubid = p.oid AND to_jsonb(x) ->> 'prexcept' = 'true'
             AND x.prrelid IN (c.oid, pg_partition_root(c.oid)))
 """
-# to_jsonb: filters, column lists and published schemas came with version 15, and a missing key is null
+# to_jsonb: in this form the log stores row filters and column lists
 _PUBLISHED: Final = f"""
     SELECT json_build_array(p.oid::text, p.xmin::text, concat_ws(' ', p.pubname, p.pubowner),
         concat_ws(', ', CASE WHEN p.pubinsert THEN 'insert' END, CASE WHEN p.pubupdate THEN 'update' END,
                   CASE WHEN p.pubdelete THEN 'delete' END, CASE WHEN p.pubtruncate THEN 'truncate' END),
         CASE WHEN {_LEFT_OUT} THEN NULL WHEN p.puballtables THEN 'all tables' WHEN r.oid IS NOT NULL THEN r.oid::text
-             ELSE {{schema}} END,
+             ELSE (SELECT 'schema ' || s.oid FROM pg_publication_namespace s
+                   WHERE s.pnpubid = p.oid AND s.pnnspid = c.relnamespace) END,
         coalesce(to_jsonb(r) ->> 'prqual', ''), coalesce(to_jsonb(r) ->> 'prattrs', ''))
     FROM pg_publication p LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = c.oid
     WHERE p.pubname = %(publication)s
 """
-_BY_SCHEMA: Final = """(SELECT 'schema ' || s.oid FROM pg_publication_namespace s
-                        WHERE s.pnpubid = p.oid AND s.pnnspid = c.relnamespace)"""
 # the topmost published ancestor, as pgoutput chooses it
 _SENT_NAME: Final = f"""
     SELECT format('%%s.%%s', quote_ident(an.nspname), quote_ident(ac.relname))
     FROM pg_publication p CROSS JOIN pg_partition_ancestors(c.oid) WITH ORDINALITY up (relid, step)
     JOIN pg_class ac ON ac.oid = up.relid JOIN pg_namespace an ON an.oid = ac.relnamespace
     WHERE p.pubname = %(publication)s AND p.pubviaroot AND up.step > 1
-    AND NOT {_LEFT_OUT} AND (p.puballtables OR {{published_schema}}
-         EXISTS (SELECT FROM pg_publication_rel r WHERE r.prpubid = p.oid AND r.prrelid = up.relid))
+    AND NOT {_LEFT_OUT} AND (p.puballtables
+         OR EXISTS (SELECT FROM pg_publication_namespace s WHERE s.pnpubid = p.oid AND s.pnnspid = ac.relnamespace)
+         OR EXISTS (SELECT FROM pg_publication_rel r WHERE r.prpubid = p.oid AND r.prrelid = up.relid))
     ORDER BY up.step DESC LIMIT 1
 """
-_IN_SCHEMA: Final = """
-    EXISTS (SELECT FROM pg_publication_namespace s WHERE s.pnpubid = p.oid AND s.pnnspid = ac.relnamespace) OR"""
 _STATES: Final = f"""
     SELECT c.oid, n.nspname, c.relname, c.relpersistence::text, c.relfilenode::bigint,
            ({_COLUMNS}), CASE WHEN c.relkind = 'p' THEN ({_LEAVES}) END, ({_PUBLISHED}),
            CASE WHEN c.relispartition THEN ({_SENT_NAME}) END, ({WITNESS})
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = ANY(%(oids)s)
 """
-_SCHEMAS_PUBLISHED: Final = 150000
 _MEMBER: Final = 4
 """Index in `CatalogFingerprint.published` of the value that states why the publication contains the table.
 
@@ -171,11 +168,8 @@ def read_catalog_states(
 
     One statement reads them, so that they are consistent.
     """
-    schema = _BY_SCHEMA if conn.info.server_version >= _SCHEMAS_PUBLISHED else "NULL"
-    published_schema = _IN_SCHEMA if conn.info.server_version >= _SCHEMAS_PUBLISHED else ""
-    query = _STATES.replace("{schema}", schema).replace("{published_schema}", published_schema)
     with map_errors():
-        rows = conn.execute(query.encode(), {"oids": list(oids), "publication": publication}).fetchall()
+        rows = conn.execute(_STATES.encode(), {"oids": list(oids), "publication": publication}).fetchall()
     return {row[0]: _state(row[1:], publication or "") for row in rows}
 
 

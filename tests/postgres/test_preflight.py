@@ -14,7 +14,7 @@ from cdc.lsn import Lsn
 from cdc.postgres.connection import connect
 from cdc.postgres.ddl_messages import trigger_script
 from cdc.postgres.embedded_server import EmbeddedPostgres
-from cdc.postgres.preflight import PreflightProblem, SourceRequirements, preflight
+from cdc.postgres.preflight import PreflightProblem, SourceRequirements, preflight, why_too_old
 from cdc.postgres.publication import PublicationControl
 from cdc.postgres.replication import ReplicationStream, StreamOptions
 from cdc.postgres.slot import create_slot
@@ -66,6 +66,11 @@ def test_settings_are_named_with_their_values(tmp_path: Path) -> None:
 def test_without_a_connection_problems_of_dsn_and_slot_name_are_reported(dsn: str) -> None:
     problems = preflight(dsn, SourceRequirements(slot="Bad-Name", publication="p", patterns=["*"]))
     assert subjects(problems) == {"slot 'Bad-Name'", "dsn"}
+
+
+def test_a_server_older_than_the_oldest_tested_version_is_refused() -> None:
+    assert why_too_old(140020) == "the server is too old: expected Postgres 15 or newer, got 14"
+    assert why_too_old(150000) is None
 
 
 def test_a_slot_of_another_plugin_or_database_is_refused(either_database: str) -> None:
