@@ -86,6 +86,7 @@ pytest_plugins = [
     "tests.fixtures.process_logging",
     "tests.fixtures.pubsub",
     "tests.fixtures.search_stores",
+    "tests.fixtures.slow_share",
     "tests.fixtures.spark",
 ]
 
