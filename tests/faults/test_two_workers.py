@@ -171,13 +171,14 @@ def _job(
         driver.wait()
 
 
-def test_drivers_executors_and_python_workers_that_are_killed_leave_the_target_exact(job: ClusterJob) -> None:
-    assert job.drive("delta_executor_files").wait(240) == KILLED, job.output()
-    finished = job.cluster.tasks("Finished task")
-    second = job.drive("before_publish")
-    until(lambda: job.cluster.tasks("Finished task") > finished, lambda: f"the second driver works\n{job.output()}")
-    job.submit()  # the second one still has the lease
-    assert second.wait(240) == KILLED, job.output()
+@pytest.mark.parametrize("failpoint", ["delta_executor_files", pytest.param("before_publish", marks=pytest.mark.slow)])
+def test_a_driver_executors_and_python_workers_that_are_killed_leave_the_target_exact(
+    job: ClusterJob, failpoint: str
+) -> None:
+    first = job.drive(failpoint)
+    until(lambda: job.cluster.tasks("Finished task"), lambda: f"the first driver works\n{job.output()}")
+    job.submit()  # the first one still has the lease
+    assert first.wait(240) == KILLED, job.output()
     job.assert_equal()
     files = DeltaTable(job.target).file_uris()
     assert files
