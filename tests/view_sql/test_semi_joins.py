@@ -89,7 +89,7 @@ def as_written(case: Case) -> str:
 
 
 @given(st.randoms(use_true_random=False))
-@examples(100)
+@examples(25)
 def test_joins_give_the_rows_of_the_conditions(random: Random) -> None:
     case = random_case(random, depth=1)
     assume("IN (SELECT" in case.sql)
