@@ -28,7 +28,9 @@ _SPARK: Final = "spark"
 _FOLDER: Final = pytest.StashKey[TemporaryDirectory[str]]()
 """Where each worker writes which tests share a worker, by identifier: the scheduler knows no more."""
 _ORIGIN: Final = pytest.StashKey[forked.Origin]()
-"""What the processes under test are forked from: importing the product once is enough for all workers."""
+"""What workers and processes under test are forked from: importing the product once is enough for all of them."""
+_WAITED_FOR: Final = pytest.StashKey[forked.Origin]()
+"""The same, until it is ready."""
 _GETS_SPARK: Final = 'getfixturevalue("spark")'
 _OF_MODULE: Final = 'scope="module"'
 TOGETHER: Final = {"tests/test_architecture.py", "tests/test_language.py"}
@@ -122,19 +124,26 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneSparkSche
     return OneSparkScheduling(config, log)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
+    """Start the process that the workers are forked from: it imports modules while others make what is missing."""
+    config.stash[_FOLDER] = TemporaryDirectory()
+    origin = config.stash[_ORIGIN] = config.stash[_WAITED_FOR] = forked.Origin(len(specs))
+    os.environ[forked.ADDRESS] = origin.address
+    for spec in specs:
+        spec.python = f"{sys.executable} {forked.__file__}"
+
+
 def pytest_configure_node(node: Any) -> None:
-    """Say to a worker where it writes which tests share a worker, and where it has processes forked."""
-    stash = node.config.stash
-    if _FOLDER not in stash:
-        stash[_FOLDER] = TemporaryDirectory()
-        stash[_ORIGIN] = forked.Origin()
-    node.workerinput |= {"shared_fixtures": stash[_FOLDER].name, "origin": stash[_ORIGIN].address}
+    """Say to a worker where it writes which tests share a worker."""
+    node.workerinput["shared_fixtures"] = node.config.stash[_FOLDER].name
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """In a worker: use the process that the controller started."""
-    if hasattr(config, "workerinput"):
-        os.environ[forked.ADDRESS] = config.workerinput["origin"]
+def pytest_xdist_node_collection_finished(node: Any) -> None:
+    """Wait until processes under test can be forked, and the kernels are compiled."""
+    if (origin := node.config.stash.get(_WAITED_FOR, None)) is not None:
+        origin.wait_until_ready()
+        del node.config.stash[_WAITED_FOR]
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
