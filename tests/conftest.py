@@ -8,6 +8,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
 from functools import cache, cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,7 +27,7 @@ provide_chosen()
 
 _SPARK: Final = "spark"
 _FOLDER: Final = pytest.StashKey[TemporaryDirectory[str]]()
-"""Where each worker writes which tests share a worker, by identifier: the scheduler knows no more."""
+"""Where each worker writes its process id, and which tests share a worker: the scheduler knows neither."""
 _ORIGIN: Final = pytest.StashKey[forked.Origin]()
 """What workers and processes under test are forked from: importing the product once is enough for all of them."""
 _WAITED_FOR: Final = pytest.StashKey[forked.Origin]()
@@ -46,6 +47,8 @@ LONG: Final = (
     "tests/faults/test_unreadable_row.py",
 )
 """With tests of 15 s and more: at the end, one of them would run alone while the other workers are idle."""
+NICE: Final = 3
+"""Nice value of the workers without Spark's tests: a process gets half as much of a core that others want as well."""
 MEMORY: Final = Path("/dev/shm")
 ROOM: Final = 8 << 30
 """Bytes that have to be free there: each worker has servers of its own."""
@@ -111,11 +114,32 @@ class OneSparkScheduling(LoadGroupScheduling):  # type: ignore[misc]
             return self._shared[nodeid]
         return file if file in TOGETHER or _shares_fixtures(file) else nodeid
 
+    def _assign_work_unit(self, node: Any) -> None:
+        """Give the worker of Spark's tests more of the cores than others: it alone can take these tests."""
+        is_spark = next(iter(self.workqueue)) == _SPARK
+        super()._assign_work_unit(node)
+        for worker, note in self._notes.items() if is_spark else ():
+            if worker != node.gateway.id:
+                with suppress(ProcessLookupError):  # it has crashed
+                    os.setpriority(os.PRIO_PROCESS, note["pid"], NICE)
+
+    def _reschedule(self, node: Any) -> None:
+        """Forget the units that have ended: counting what is pending would take longer with each test."""
+        units = self.assigned_work[node]
+        for scope in [scope for scope, tests in units.items() if all(tests.values())]:
+            del units[scope]
+        super()._reschedule(node)
+
     @cached_property
     def _shared(self) -> dict[str, str]:
-        """The expensive fixture of a test, by identifier. All workers have collected when it is asked for first."""
+        """The expensive fixture of a test, by identifier."""
+        return {nodeid: name for note in self._notes.values() for nodeid, name in note["shared"].items()}
+
+    @cached_property
+    def _notes(self) -> dict[str, Any]:
+        """What each worker wrote, by its identifier. All have collected when it is asked for first."""
         files = Path(self.config.stash[_FOLDER].name).iterdir()
-        return {nodeid: name for file in files for nodeid, name in json.loads(file.read_text(encoding="utf-8")).items()}
+        return {file.name: json.loads(file.read_text(encoding="utf-8")) for file in files}
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneSparkScheduling:
@@ -161,7 +185,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     items.sort(key=lambda item: not item.nodeid.startswith(LONG))
     shared = {item.nodeid: fixture for item in items if (fixture := _expensive_fixture(item))}
-    Path(given["shared_fixtures"], given["workerid"]).write_text(json.dumps(shared), encoding="utf-8")
+    note = {"pid": os.getpid(), "shared": shared}
+    Path(given["shared_fixtures"], given["workerid"]).write_text(json.dumps(note), encoding="utf-8")
 
 
 def _expensive_fixture(item: pytest.Item) -> str | None:
