@@ -71,6 +71,7 @@ def run(
             if "random" in parts:  # which is reported only: once, whatever the runs
                 apply_random.measure(session, np.random.default_rng(0), rows, figures)
             bench = Bench(session, figures)
+            bench.warm()
             for seed in range(runs):
                 random = np.random.default_rng(seed)
                 if "throughput" in parts:
@@ -117,6 +118,14 @@ class Bench:
 
     def __init__(self, session: SparkSession, figures: dict[str, Figure]) -> None:
         self._session, self._figures = session, figures
+
+    def warm(self) -> None:
+        """Let every writer apply a small log, so that none of them loads modules and compiles while it is measured."""
+        made = Changes.random(np.random.default_rng(0), QUICK_KEYS, QUICK_CHANGES)
+        with _folder() as folder:
+            log = made.log(folder)
+            for name, writer in WRITERS.items():
+                _ours(self._session, folder / f"target{name}", log, writer).catch_up(SLICE_ROWS)
 
     def throughput(self, random: np.random.Generator, keys: int, changes: int) -> None:
         """From a log into an empty sink, in batches as the driver takes them."""
