@@ -26,13 +26,15 @@ from cdc.delivery.destinations.contract import (
 )
 from cdc.delivery.destinations.kafka import KafkaDestination
 from cdc.delivery.destinations.kafka_client import producer_settings
-from tests.benchmarks import delivery_stream
+from tests.benchmarks import delivery_encode, delivery_stream
 from tests.benchmarks.figures import Figure
 from tests.fixtures.kafka import KafkaServer
 
-PARTS: Final = ("kafka", "log", "stream")
-QUICK_PARTS: Final = PARTS[:2]
+PARTS: Final = ("kafka", "log", "encode", "stream")
+QUICK_PARTS: Final = PARTS[:3]
 EVENTS, QUICK_EVENTS, WARM_EVENTS = 1_000_000, 100_000, 100_000
+ENCODED, QUICK_ENCODED = 100_000, 10_000
+"""Rows that are encoded in each format and encoding."""
 BATCH: Final = 10_000
 SECONDS, QUICK_SECONDS, WARM, QUICK_WARM = 60.0, 8.0, 10.0, 3.0
 """Seconds of load that are measured, and before."""
@@ -60,6 +62,8 @@ def run(*, quick: bool, changes: int = 0, runs: int = 0, parts: Sequence[str] = 
             found |= _kafka(prepared)
         if "log" in parts:
             found |= _log(number)
+        if "encode" in parts:
+            found |= delivery_encode.measure(QUICK_ENCODED if quick else ENCODED)
         if "stream" in parts:
             found |= _stream(load)
         for key, value in found.items():
@@ -80,6 +84,7 @@ def empty_figures() -> dict[str, Figure]:
         "destination_events_per_second.kafka": Figure("events/s"),
         "producer_events_per_second.kafka": Figure("events/s"),
         "producer_events_per_second.log": Figure("events/s"),
+        **delivery_encode.figures(),
         "catch_up_seconds": Figure("s"),
         "catch_up_events": Figure("events"),
     }
