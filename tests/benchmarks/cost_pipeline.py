@@ -91,7 +91,7 @@ class Pipeline:
         output, command = self._place.folder / "run.out", ("cdc", "run", "-c", str(self._place.write()))
         began = time.monotonic()
         with running_module(output, *command) as self._process:
-            until(lambda: self.is_streaming(tables), 300, pause=0.1)
+            until(lambda: self.is_streaming(tables), 900, pause=0.1)
             self.first_copy_seconds = time.monotonic() - began
             time.sleep(idle_after)
             yield

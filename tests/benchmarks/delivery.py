@@ -78,6 +78,9 @@ def empty_figures() -> dict[str, Figure]:
         "kafka_vs_producer": Figure("ratio", at_least=0.7),
         "kafka_p50_ms": Figure("ms", at_most=250),
         "kafka_p99_ms": Figure("ms", at_most=700),
+        "stream_changes_per_second": Figure(
+            "changes/s", at_least=delivery_stream.REACHED * 4 * delivery_stream.RATE, in_every_run=True
+        ),
         "catch_up_ratio": Figure("ratio", at_least=10),
         "delivery_mib": Figure("MiB", at_most=300),
         "destination_vs_producer.kafka": Figure("ratio"),

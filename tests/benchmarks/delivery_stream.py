@@ -40,6 +40,8 @@ from tests.benchmarks.peers import SOURCE_SETTINGS, Reader, ReaderPlace, prepare
 DELIVERY: Final = "events"
 RATE: Final = 125.0
 """Transactions per second of four changes each, over four tables."""
+UNLIMITED: Final = 1e9
+"""A rate for which no transaction waits."""
 ACCOUNTS: Final = 10_000
 SENDER: Final = """
 from cdc.process_memory import refuse_pandas
@@ -109,10 +111,13 @@ def measure_stream(folder: Path, address: str, load: tuple[float, float, float])
             caught_up = _catch_up(place, seen, work, load[2])
         with connect(server.dsn()) as conn:
             drop_slot(conn, place.slot)
-    if len(lags) < REACHED * 4 * RATE * (ended - began):
-        raise RuntimeError(f"only {len(lags)} changes were seen in {ended - began:.0f} s")
     cuts = quantiles(lags, n=100)
-    return {"kafka_p50_ms": cuts[49] * 1e3, "kafka_p99_ms": cuts[98] * 1e3, **caught_up}
+    return {
+        "kafka_p50_ms": cuts[49] * 1e3,
+        "kafka_p99_ms": cuts[98] * 1e3,
+        "stream_changes_per_second": len(lags) / (ended - began),
+        **caught_up,
+    }
 
 
 def _catch_up(place: ReaderPlace, seen: _SeenEvents, work: workloads.Workload, seconds: float) -> dict[str, float]:
@@ -128,7 +133,7 @@ def _catch_up(place: ReaderPlace, seen: _SeenEvents, work: workloads.Workload, s
         until(lambda: "paused" in {sink.state for sink in catalog.sinks.ls(definition.name)}, 60)
         before, log = seen.count, LogReader(place.log)
         sent = log.durable or Position(0)
-        prepare(place.dsn, f"CALL {work.schema}.work({round(RATE * seconds)})")
+        prepare(place.dsn, f"CALL {work.schema}.paced({round(RATE * seconds)}, {UNLIMITED})")
         waiting = round(4 * RATE * seconds)
         until(lambda: rows_behind(LogReader(place.log), sent) >= waiting, 600, pause=1.0)
         with under_load(place.dsn, work.schema, RATE):
