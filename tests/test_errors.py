@@ -1,4 +1,4 @@
-"""Errors: every class is in the documented tree and has a code, a reaction and a remedy."""
+"""Errors: every class stands in order and has a code, a reaction and a remedy."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from tests.fixtures.rules import of_each
 AREAS = {"1": ExitCode.USAGE, "6": ExitCode.FINDING}
 RUNBOOK = Path(__file__).resolve().parent.parent / "deploy" / "RUNBOOK.md"
 OURS = [error for error in all_error_classes() if error.__module__ == "cdc.errors"]
+BASES = [error for error in OURS if error.__base__ is CdcError]
 of_ours = of_each(lambda: OURS, lambda error: error.__name__)
 of_all = of_each(all_error_classes, lambda error: error.__name__)
 
@@ -32,9 +33,25 @@ def test_a_class_is_complete(error: type[CdcError]) -> None:
     assert error.__doc__
 
 
+def test_classes_stand_in_the_order_of_their_codes() -> None:
+    codes = [value.code for value in vars(errors).values() if isinstance(value, type) and value in OURS]
+
+    assert codes == sorted(codes)
+
+
+def test_the_table_of_the_docstring_has_every_area_with_its_exit_status() -> None:
+    rows = re.findall(r"^\| (CDC-\d)xxx \| (\w+) \|.*\| (\d) \|$", errors.__doc__ or "", re.MULTILINE)
+
+    assert rows == [(base.code[:5], base.__name__, str(base.exit_code.value)) for base in BASES]
+
+
 @of_ours
-def test_a_class_stands_in_the_tree_of_the_docstring(error: type[CdcError]) -> None:
-    assert re.search(rf"\b{error.__name__}\b", errors.__doc__ or "")
+def test_an_error_that_halts_declares_whether_a_person_has_to_act(error: type[CdcError]) -> None:
+    halts = error.reaction is Reaction.HALT and error.exit_code is ExitCode.RUNTIME
+    if halts and error not in (CdcError, *BASES):
+        assert "needs_operator" in vars(error)
+    else:
+        assert not error.needs_operator
 
 
 @of_ours
