@@ -306,6 +306,11 @@ def test_modules_and_classes_are_named_by_what_they_hold(module: Module) -> None
     assert [name for name in ours if name.endswith(FORBIDDEN_SUFFIXES)] == []
 
 
+@of_every(*PACKAGES)
+def test_only_tests_and_libraries_import_pandas_and_duckdb(module: Module) -> None:
+    assert imports_any(module, "pandas", "duckdb", "polars") == set()
+
+
 def test_a_public_class_name_has_one_meaning() -> None:
     found: dict[str, list[str]] = {}
     for module in modules("cdc", "pipelines"):
