@@ -1,9 +1,9 @@
 """Editing of a definition file: adds tables to its rules or removes them, and changes no other character.
 
-The edit inserts or removes text at the offsets that the YAML parser reports for lists. It does not print the document,
-because a printer would move comments and change indentation. The new text is validated: its rules must capture all
-added tables and none of the removed ones. If they do not, for example because of anchors or an unknown layout, nothing
-is written.
+The edit inserts or removes text at the offsets that the YAML parser reports for lists. It does not print the document:
+ruamel's round trip, without any edit, changes 12 lines of `config/shop.yaml` (`null` and spaces before comments), and
+the indentation of lists. The new text is validated: its rules must capture all added tables and none of the removed
+ones. If they do not, for example because of anchors or an unknown layout, nothing is written.
 """
 
 from __future__ import annotations
