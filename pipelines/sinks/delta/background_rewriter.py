@@ -90,7 +90,7 @@ class BackgroundRewriter:
         since = target.version
         if not running.table.commit_rewrite(done, {APP_ID: target.identity}, target.all_columns):
             return False
-        target.record_commit_without_delta_rs(None, since, running.table.files.version)
+        target.current.record_own_commit(since, running.table.files.version, {})
         return True
 
     def start_merge_of_small_files(self, target: DeltaTarget) -> bool:

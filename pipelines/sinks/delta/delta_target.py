@@ -12,9 +12,9 @@ error.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Self, TypeVar, cast
+from typing import Any, Final, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,17 +24,18 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.schema import Schema
 from deltalake.transaction import AddAction
 
-from cdc.errors import SchemaNotApplicable, SinkUnavailable, TargetDamaged
+from cdc.errors import SchemaNotApplicable, TargetDamaged
 from cdc.failpoint import hit
 from cdc.log.delta_actions import commit_info
 from cdc.stores.path_ownership import LOG_ID, check_free, check_owner, foreign_table_error
 from cdc.table import TableSchema
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, column_name
 from pipelines.sinks.contract import TableBatch
+from pipelines.sinks.delta.current_version import CurrentVersion
 from pipelines.sinks.delta.damage_errors import reading
 from pipelines.sinks.delta.damaged_commits import TXN_NAMED
-from pipelines.sinks.delta.delta_log_cleanup import CHECKPOINT_EVERY, is_newest
-from pipelines.sinks.delta.indexed.delta_log import LiveFiles, LogNotReadable, commit_path
+from pipelines.sinks.delta.delta_log_cleanup import CHECKPOINT_EVERY
+from pipelines.sinks.delta.indexed.delta_log import LiveFiles, LogNotReadable
 from pipelines.sinks.delta.indexed.table_storage import storage_of
 from pipelines.sinks.delta.schema_evolution import (
     ColumnChange,
@@ -67,11 +68,6 @@ ERASED: Final = "/erased"
 the older rows. The changes up to that position may not be in the target yet.
 """
 
-REOPEN_AFTER: Final = CHECKPOINT_EVERY
-"""Number of new versions after which `DeltaTarget.refresh` opens the table again, because an open DeltaTable keeps
-every commit that it has read in memory.
-"""
-
 _PROPERTIES: Final = {
     "delta.checkpointInterval": str(CHECKPOINT_EVERY),
     "delta.enableExpiredLogCleanup": "true",
@@ -80,11 +76,6 @@ _PROPERTIES: Final = {
 }
 _NO_FILES: Final = pa.schema([("path", pa.string()), ("size_bytes", pa.int64())]).empty_table()
 """`DeltaTarget.actions` of a target without data files."""
-_CHANGED_WITH_ROWS: Final = {"files", "actions", "first commit"}
-"""Names of cached values that each commit of rows changes."""
-
-_T = TypeVar("_T")
-
 log = structlog.get_logger("apply")
 
 
@@ -97,6 +88,11 @@ class TxnMarker:
 
     app_id: str
     version: int
+
+    @property
+    def transactions(self) -> dict[str, int]:
+        """The `txn` as CurrentVersion records it."""
+        return {self.app_id: int(self.version)}
 
     @property
     def properties(self) -> CommitProperties:
@@ -115,15 +111,12 @@ def txn_properties(app_id: str, version: int, **more: Any) -> CommitProperties:
 
 
 class DeltaTarget:
-    """A Delta table that a sink fills.
-
-    Commits that this process makes without delta-rs are read by delta-rs only if `table` is used.
-    """
+    """A Delta table that a sink fills. `current` owns its version, and what was read from that."""
 
     def __init__(self, uri: str, table: DeltaTable | None, part: TargetPart | None = None) -> None:
         """table: None for a target that was just created; delta-rs then opens it when `table` is used."""
         self.uri = uri
-        self._table = table
+        self.current = CurrentVersion(uri, table)
         self.part: TargetPart = WholeTarget() if part is None else part
         """The rows that this object reads and writes: all rows, or in a shared target those of one source table."""
         self.cluster_by: tuple[str, ...] = ()
@@ -132,15 +125,6 @@ class DeltaTarget:
         """
         self.read_rows: RowReader | None = None
         """Function that reads the target's rows with Spark; None if delta-rs can read them."""
-        self._opened_at = self._version = self._cached_version = 0 if table is None else table.version()
-        self._cache: dict[str, Any] = {}
-        """Values that were read from version `_cached_version` of the table; the key is the name given to `cached`."""
-        self._seen: tuple[int, tuple[float, ...] | None] = -1, None
-        """A version, and the identity that its commit file had at the last `check_directory`."""
-        self._last_column_change: int | None = None
-        """Cached result of `columns_changed_upto`; None if it has to be read from `_delta_log`. It becomes None when
-        this process changes columns, or finds a version of the table that it did not know.
-        """
 
     @classmethod
     def open(cls, uri: str) -> Self | None:
@@ -178,22 +162,21 @@ class DeltaTarget:
             configuration={**_PROPERTIES, **layout.configuration, **statistics, **identity},
         )
         created = cls(uri, None)
-        created._cache |= {  # a new table needs no reading
-            "metadata": metadata,
-            "first commit": first_commit,
-            "all columns": pa.schema(Schema.from_arrow(columns).to_arrow()),
-            "actions": _NO_FILES,
-            **dict.fromkeys([app_id, app_id + ROWS, app_id + ERASED, app_id + COLUMNS]),
-        }
+        known = created.current.contents  # a new table needs no reading
+        known.metadata = metadata
+        known.first_commit = first_commit
+        known.all_columns = pa.schema(Schema.from_arrow(columns).to_arrow())
+        known.actions = _NO_FILES
+        known.transactions = dict.fromkeys([app_id, app_id + ROWS, app_id + ERASED, app_id + COLUMNS])
         return created
 
     def part_of(self, relation: int) -> DeltaTarget:
         """Return this target limited to the rows of one relation; return a target that is not shared as it is."""
         if not self.is_shared:
             return self
-        found = DeltaTarget(self.uri, self.table, SharedPart(relation))
-        found.cluster_by = self.cluster_by
-        return found
+        part = DeltaTarget(self.uri, self.table, SharedPart(relation))
+        part.cluster_by = self.cluster_by
+        return part
 
     def add_table(self, schema: TableSchema, columns: pa.Schema) -> None:
         """Add a source table and its columns to a shared target. If the target already has the table, record its
@@ -236,9 +219,9 @@ class DeltaTarget:
     @property
     def layout(self) -> TargetLayout:
         """The layout with which the target was created, as read from the metadata of the Delta table."""
-        found = self.metadata
+        metadata = self.metadata
         return TargetLayout.of(
-            found.configuration, found.partition_columns, {*_PROPERTIES, STATISTICS, DELETION_VECTORS}
+            metadata.configuration, metadata.partition_columns, {*_PROPERTIES, STATISTICS, DELETION_VECTORS}
         )
 
     def check_layout(self, layout: TargetLayout) -> None:
@@ -260,40 +243,7 @@ class DeltaTarget:
 
     def refresh(self) -> None:
         """Read the newest version, which may come from other clients; raises TargetUnusable as `open` does."""
-        known = self.version
-        self.check_directory()
-        with reading(self.uri):
-            if self._table is not None and self._table.version() - self._opened_at >= REOPEN_AFTER:
-                self.reopen()
-            elif not is_newest(self.uri, known):
-                self._read_commits()
-        if self.version != known:
-            self._last_column_change = None
-
-    def check_directory(self) -> None:
-        """Check that the directory still has the commit that this process read or made last.
-
-        Raises SinkUnavailable otherwise: another directory, for instance an older copy, has taken its place. A commit
-        on top of it would leave a gap in its Delta log. The sink then opens its targets again.
-        """
-        version = self.version
-        identity = storage_of(self.uri).identity(commit_path(version))
-        seen_version, seen = self._seen
-        if identity is None or (seen_version == version and seen != identity):
-            raise _replaced(self.uri, f"commit {version} is {'missing' if identity is None else 'another one'}")
-        self._seen = version, identity
-
-    def check_version(self, published: int) -> None:
-        """Check that the target is not older than its published version. Raises SinkUnavailable otherwise."""
-        if self.version < published:
-            raise _replaced(self.uri, f"it has version {self.version}, and version {published} was published")
-
-    def check_kept(self, version: int) -> None:
-        """Check that a commit which this process read before it made its own ones is still there, as `check_directory`
-        does. A target in an object store is not checked.
-        """
-        if storage_of(self.uri).is_gone(commit_path(version)):
-            raise _replaced(self.uri, f"commit {version} is missing")
+        self.current.refresh()
 
     def skip_to(self, version: int) -> None:
         """Make a later version with the same rows and positions, so that the versions in between never exist.
@@ -310,45 +260,25 @@ class DeltaTarget:
             raise TargetDamaged(
                 f"the versions of target {self.uri!r} up to {version} cannot be skipped: {exc}"
             ) from exc
-        self.reopen()
-
-    def reopen(self) -> DeltaTable:
-        """Open the newest version of the table again, so that the commits read earlier leave the memory."""
-        self._table = DeltaTable(self.uri)
-        self._opened_at = self._version = self._table.version()
-        return self._table
-
-    def _read_commits(self) -> DeltaTable:
-        known, table = self.version, self._table
-        if table is None or self._version - table.version() >= REOPEN_AFTER:
-            table = self.reopen()
-        else:
-            table.update_incremental()
-        if self.version != known:
-            self._last_column_change = None
-        return table
+        self.current.reopen()
 
     @property
     def table(self) -> DeltaTable:
         """The Delta table. If this process has committed without delta-rs, delta-rs first reads these commits."""
-        if self._table is None or self._table.version() < self._version:
-            return self._read_commits()
-        return self._table
+        return self.current.table
 
     @property
     def version(self) -> int:
         """The version of the Delta table that this process has read or committed last."""
-        return self._version if self._table is None else max(self._version, self._table.version())
-
-    @property
-    def is_overtaken(self) -> bool:
-        """Whether another client has committed after the version that this process has read or committed last."""
-        return storage_of(self.uri).exists(commit_path(self.version + 1))
+        return self.current.number
 
     @property
     def metadata(self) -> TableMetadata:
         """Id, properties, partition columns and features of the Delta table."""
-        return self.cached("metadata", lambda: TableMetadata.of(self.table))
+        known = self.current.contents
+        if known.metadata is None:
+            known.metadata = TableMetadata.of(self.table)
+        return known.metadata
 
     @property
     def unwritable_features(self) -> tuple[str, ...]:
@@ -367,10 +297,10 @@ class DeltaTarget:
 
         Raises TargetUnusable if the Delta table has no such property.
         """
-        found = self.read_property(APP_ID)
-        if found is None:
+        identity = self.read_property(APP_ID)
+        if identity is None:
             raise foreign_table_error(self.uri, APP_ID)
-        return found
+        return identity
 
     @property
     def app_id(self) -> str:
@@ -421,9 +351,9 @@ class DeltaTarget:
         """
         if not self.part.has_own_columns:
             return 0
-        if self._last_column_change is None:
-            self._last_column_change = self.transaction(COLUMNS) or 0
-        return self._last_column_change
+        if self.current.last_column_change is None:
+            self.current.last_column_change = self.transaction(COLUMNS) or 0
+        return self.current.last_column_change
 
     def transaction(self, suffix: str = "") -> int | None:
         """Return the position in the `txn` whose application id is `app_id` + suffix; None if the target has no such
@@ -433,40 +363,21 @@ class DeltaTarget:
 
     def check_not_committed(self, marker: TxnMarker) -> None:
         """Raise CommitFailedError if another driver committed the `txn` of `marker`, or one of a later position."""
-        found = self._committed(marker.app_id)
-        if found is not None and found >= marker.version:
+        committed = self._committed(marker.app_id)
+        if committed is not None and committed >= marker.version:
             raise CommitFailedError("another driver committed rows of the same table")
 
     def _committed(self, application: str) -> int | None:
         # delta-rs searches `_delta_log` each time, for 5 ms if there is no such `txn`
-        return self.cached(application, lambda: self.table.transaction_version(application))
-
-    def record_commit(self, marker: TxnMarker | None, since: int) -> None:
-        """Keep the cache after a commit that this process has just made; None: the commit has no `txn`.
-
-        The commit must change only rows or files, so the cached columns and properties stay valid. since: the version
-        before the commit. Does nothing if another client committed after `since`, or if the cache is of an earlier
-        version.
-        """
-        if self.version == since + 1 and self._cached_version == since:
-            kept = {name: value for name, value in self._cache.items() if name not in _CHANGED_WITH_ROWS}
-            committed = {} if marker is None else {marker.app_id: int(marker.version)}
-            self._cached_version, self._cache = self.version, kept | committed
-
-    def record_commit_without_delta_rs(self, marker: TxnMarker | None, since: int, version: int) -> None:
-        """Record a commit that this process made without delta-rs.
-
-        version: the version that the commit created. Other arguments: see record_commit.
-        """
-        self._version = version
-        if version != since + 1:
-            self._last_column_change = None
-        self.record_commit(marker, since)
+        known = self.current.contents.transactions
+        if application not in known:
+            known[application] = self.table.transaction_version(application)
+        return known[application]
 
     @property
     def first_commit(self) -> Sequence[dict[str, Any]] | None:
         """The only commit of a table that this process has created; None for any other table."""
-        return self.cached("first commit", lambda: None)
+        return self.current.contents.first_commit
 
     @property
     def is_complete(self) -> bool:
@@ -476,36 +387,40 @@ class DeltaTarget:
     @property
     def all_columns(self) -> pa.Schema:
         """All columns of the Delta table, with the metadata of their fields."""
-        return self.cached("all columns", lambda: pa.schema(self.table.schema().to_arrow()))
+        known = self.current.contents
+        if known.all_columns is None:
+            known.all_columns = pa.schema(self.table.schema().to_arrow())
+        return known.all_columns
 
     @property
     def columns(self) -> pa.Schema:
         """All columns of the Delta table, with the column ids of the part's source table in their metadata."""
-        return self.cached("columns", lambda: self.part.columns(self.all_columns))
+        known = self.current.contents
+        if known.columns is None:
+            known.columns = self.part.columns(self.all_columns)
+        return known.columns
 
     def files(self) -> tuple[int, int]:
         """Return the number of data files that the newest version has for the part, and their total bytes."""
-        return self.cached("files", lambda: _counted(self.actions))
+        known = self.current.contents
+        if known.file_count is None:
+            known.file_count = _counted(self.actions)
+        return known.file_count
 
     @property
     def actions(self) -> pa.Table:
         """The data files that the newest version has for the part, a row per file: `path`, `size_bytes`, and the bounds
         `min.<name>` and `max.<name>` of each column.
         """
-        return self.cached("actions", lambda: self.part.files(pa.table(self.table.get_add_actions(flatten=True))))
+        known = self.current.contents
+        if known.actions is None:
+            known.actions = self.part.files(pa.table(self.table.get_add_actions(flatten=True)))
+        return known.actions
 
     def actions_at(self, version: int) -> pa.Table:
         """Return `actions` of an older version; reads `_delta_log` again."""
         older = DeltaTable(self.uri, version=version)
         return self.part.files(pa.table(older.get_add_actions(flatten=True)))
-
-    def cached(self, name: str, read: Callable[[], _T]) -> _T:
-        """Return the cached value `name` of this version of the table; call `read` if it is not cached."""
-        if self._cached_version != self.version:
-            self._cached_version, self._cache = self.version, {}
-        if name not in self._cache:
-            self._cache[name] = read()
-        return cast("_T", self._cache[name])
 
     def commit(self, position: int, suffix: str = "") -> CommitProperties:
         """Return the properties of a commit with one `txn` at the given position.
@@ -565,36 +480,36 @@ class DeltaTarget:
         needs the columns. Raises SchemaNotApplicable for a change that the policy forbids, that needs a full copy, or
         that Delta refuses.
         """
-        # a commit that changes more than rows empties this list
-        fitting: list[ColumnChange] = self.cached("fitting columns", list)
-        if any(known.wanted is change.wanted and known == change for known in fitting):
+        known = self.current.contents  # a commit that changes more than rows replaces it
+        fitting = known.fitting_change
+        if fitting is not None and fitting.wanted is change.wanted and fitting == change:
             return
         self._change_columns(self.part.plan_columns(self, change), upto)
         self.part.record_columns(self, change)
-        fitting[:] = [change]
+        known.fitting_change = change
         # an attempt before a crash may have removed a column that had statistics
         if not set(self.statistics_columns) <= set(self.columns.names):
             described = ",".join(described_columns(self.columns, self.statistics_columns))
             self.set_property(STATISTICS, described)
 
-    def _change_columns(self, found: EvolutionPlan, upto: int) -> None:
-        if not found.steps:
+    def _change_columns(self, evolution: EvolutionPlan, upto: int) -> None:
+        if not evolution.steps:
             return
-        log.info("changing the columns of a target", target=self.uri, changes=list(found.steps))
-        self._last_column_change = None
+        log.info("changing the columns of a target", target=self.uri, changes=list(evolution.steps))
+        self.current.last_column_change = None
         hit("delta_before_columns")
         try:
-            if found.columns:
-                self._rewrite(found.columns, upto)
+            if evolution.columns:
+                self._rewrite(evolution.columns, upto)
             else:
-                fields = Schema.from_arrow(pa.schema(found.added)).fields
+                fields = Schema.from_arrow(pa.schema(evolution.added)).fields
                 self.table.alter.add_columns(fields, commit_properties=self._column_commit(upto))
         except DeltaError as exc:
             # other errors are retried: a conflicting commit, or a store that does not answer
             if "not supported" in str(exc) or "not yet supported" in str(exc) or "append-only" in str(exc):
                 raise SchemaNotApplicable(
                     f"target {self.uri!r} has table features that prevent these changes of its columns: "
-                    f"{'; '.join(found.steps)}"
+                    f"{'; '.join(evolution.steps)}"
                 ) from exc
             raise
         hit("delta_after_columns")
@@ -621,7 +536,7 @@ class DeltaTarget:
             partition_by=[name_of[name] for name in self.table.metadata().partition_columns] or None,
             commit_properties=self._column_commit(upto),
         )
-        self.reopen()
+        self.current.reopen()
 
     def fill_defaults(self, defaults: Mapping[str, str], upto: int) -> None:
         """Set new columns to their defaults in all rows at or below position upto.
@@ -637,8 +552,8 @@ class DeltaTarget:
 
     def read_property(self, name: str) -> str | None:
         """Return the value of a property of the Delta table; None if the property is not set."""
-        found = self.metadata.configuration.get(name)
-        return None if found is None else str(found)
+        value = self.metadata.configuration.get(name)
+        return None if value is None else str(value)
 
     def set_property(self, name: str, value: str) -> None:
         """Set a property of the Delta table, in a separate commit."""
@@ -647,13 +562,6 @@ class DeltaTarget:
     def set_properties(self, properties: Mapping[str, str]) -> None:
         """Set properties of the Delta table, in one separate commit."""
         set_properties(self.uri, self.table, properties)
-
-
-def _replaced(uri: str, cause: str) -> SinkUnavailable:
-    return SinkUnavailable(
-        f"the directory of target {uri!r} was replaced while the sink wrote to it: {cause}",
-        remedy="nothing: the sink opens its targets again, and merges from the position that it finds there",
-    )
 
 
 def rewritten_bytes(before: pa.Table, after: pa.Table) -> int:

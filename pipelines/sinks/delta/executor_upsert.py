@@ -183,7 +183,7 @@ def commit_upsert(
             live.commit([info, *actions, txn], [*removed, *changed, *added])
         except FileExistsError as exc:
             raise CommitFailedError("another client committed to the target during the upsert") from exc
-    target.record_commit_without_delta_rs(marker, since, live.version)
+    target.current.record_own_commit(since, live.version, marker.transactions)
     write_due_checkpoint(target, live)
 
 

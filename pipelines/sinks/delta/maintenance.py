@@ -324,7 +324,7 @@ class TargetMaintenance:
         """Run the most urgent job on one target; return whether a job was run."""
         now = self._clock()
         if opened is not None:
-            opened.check_directory()
+            opened.current.check_directory()
         rests = now < self._rest_until
         count = 0 if opened is None else self._count(opened)
         many = count - turn.left

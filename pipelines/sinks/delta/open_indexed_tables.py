@@ -44,8 +44,6 @@ class IndexedTargets:
         """URI of a target → its open indexed tables."""
         self.refused: dict[str, str] = {}
         """URI of a target → why the indexed writer does not write it."""
-        self._committed: dict[str, int] = {}
-        """URI of a target → version that the indexed writer committed last."""
 
     def can_merge(self, target: DeltaTarget, key: tuple[str, ...]) -> bool:
         """Read new commits of other writers; return whether the indexed writer can merge rows by these key columns.
@@ -69,8 +67,8 @@ class IndexedTargets:
             if table.key != key or refusal(table.files, target.all_columns) is not None:
                 raise CommitFailedError("the target changed between the choice of the writer and the merge")
             table.merge(source, txn_action(marker.app_id, marker.version), target.columns, target.statistics_columns)
-        self._committed[target.uri] = table.files.version
-        target.record_commit_without_delta_rs(marker, since, table.files.version)
+        target.current.record_own_commit(since, table.files.version, marker.transactions)
+        target.current.indexed_commit = table.files.version
         write_due_checkpoint(target, table.files)
 
     def row_finder(self, target: DeltaTarget, key: tuple[str, ...], null_column: str | None = None) -> RowFinder:
@@ -110,10 +108,6 @@ class IndexedTargets:
     def has_open_index(self, target: DeltaTarget) -> bool:
         """Return whether the indexed writer has opened the target and does not refuse it."""
         return _rows(target) in self._of(target) and target.uri not in self.refused
-
-    def has_committed(self, target: DeltaTarget) -> bool:
-        """Return whether the indexed writer made the commit of `target.version`."""
-        return self._committed.get(target.uri) == target.version
 
     def data_paths(self, target: DeltaTarget) -> frozenset[str] | None:
         """Return the paths of the live data files of a target; None if no open indexed table is at `target.version`."""

@@ -124,7 +124,7 @@ class OpenTargets:
         target.check_identity(self.log_id, schema)
         if uri not in self.by_uri:
             # it may have been replaced since the sink was opened, which compares all targets with the published cut
-            target.check_version(self._published.versions.get(uri, -1))
+            target.current.check_published(self._published.versions.get(uri, -1))
         target.check_layout(layout)
         self.by_uri[uri] = target
         return self._writers.writable(target, layout)
@@ -153,7 +153,7 @@ class OpenTargets:
         target.set_key(batch.schema, before, replaced=batch.ends_copy)
         ignored = settings.schema_changes is SchemaChanges.IGNORE
         if not ignored and not replaced and target.columns_changed_upto <= batch.upto:
-            checked: set[tuple[TableSchema, TableSchema | None]] = target.cached("checked columns", set)
+            checked = target.current.contents.checked_columns
             if (batch.schema, before) not in checked:
                 check_left_out(self.shape(batch.schema).schema, before, target.columns)
                 checked.add((batch.schema, before))
@@ -178,11 +178,10 @@ class OpenTargets:
                 return batch
             return replace(batch, schema=with_earlier_names(batch.schema, rule, target.columns, shape.policy))
         changes = SchemaChanges.IGNORE if ahead else self._settings.of(batch.schema.topic).schema_changes
-        known: dict[tuple[TableSchema, SchemaChanges], TableSchema] = target.cached("adapted schemas", dict)
-        if (batch.schema, changes) not in known:
-            adapted = with_target_types(batch.schema, target.columns, changes, shape.policy)
-            known[batch.schema, changes] = adapted
-        return replace(batch, schema=known[batch.schema, changes])
+        adapted = target.current.contents.adapted_schemas
+        if (batch.schema, changes) not in adapted:
+            adapted[batch.schema, changes] = with_target_types(batch.schema, target.columns, changes, shape.policy)
+        return replace(batch, schema=adapted[batch.schema, changes])
 
     def erased_upto(self, target: DeltaTarget, relation: int) -> int:
         """Return the end of the last batch in which a truncate or a finished copy deleted rows of this table.

@@ -180,7 +180,7 @@ class DeltaSink:
                 since = target.version
                 with _conflicts(target):
                     strategy.merge(target, targets.in_target_columns(target, batch))
-                target.check_kept(since)
+                target.current.check_kept(since)
                 self._count_nulled(batch)
         # after a crash the target may contain changes beyond upto; the record must then have that later position
         rows_upto = max(strategy.rows_upto(target), targets.erased_upto(target, batch.schema.relation))
@@ -203,7 +203,7 @@ class DeltaSink:
         files = None if indexed.has_open_index(target) else target.actions
         commits.before(target, topic, self.parts.published.versions.get(target.uri))
         yield
-        is_indexed = target.version == version + 1 and indexed.has_committed(target)
+        is_indexed = target.version == version + 1 and target.current.is_indexed_commit
         if target.version != version and not is_indexed:
             before = target.actions_at(version) if files is None else files
             self.commit_rate.add_rewritten(topic, rewritten_bytes(before, target.actions))
@@ -341,6 +341,6 @@ def _conflicts(target: DeltaTarget) -> Iterator[None]:
     except CommitFailedError:
         raise
     except (DeltaError, pa.ArrowInvalid, Py4JJavaError, PySparkException, TargetDamaged) as exc:
-        if not target.is_overtaken:
+        if not target.current.is_overtaken:
             raise
         raise CommitFailedError("another client committed to the target while a merge read it") from exc

@@ -291,7 +291,7 @@ def _overwrite(target: DeltaTarget, staged: DeltaTarget, directory: str, positio
         )
     except CommitFailedError as exc:
         raise SinkFenced(f"another process wrote to target {target.uri!r} while the replay replaced its rows") from exc
-    target.reopen()
+    target.current.reopen()
 
 
 def _copy_properties(target: DeltaTarget, staged: DeltaTarget) -> None:

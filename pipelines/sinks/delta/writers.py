@@ -240,7 +240,7 @@ def merge_with_delta_rs(target: DeltaTarget, source: pa.Table, key: tuple[str, .
     )
     merger = merger.when_matched_delete(spec.deletes).when_matched_update(spec.assignments, spec.updates)
     merger.when_not_matched_insert(spec.assignments, spec.inserts).execute()
-    target.record_commit(marker, since)
+    target.current.record_commit(since, marker.transactions)
 
 
 def append_with_delta_rs(target: DeltaTarget, rows: pa.Table, marker: TxnMarker) -> None:

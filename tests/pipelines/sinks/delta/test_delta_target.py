@@ -149,7 +149,7 @@ def test_what_a_new_target_remembers_is_what_its_table_contains(tmp_path: Path) 
     assert known(created) == known(opened)
     assert created.all_columns.equals(opened.all_columns, check_metadata=True)
     assert created.actions.equals(opened.actions.select(created.actions.column_names).cast(created.actions.schema))
-    assert created._table is None, "delta-rs has not opened it"
+    assert created.current._table is None, "delta-rs has not opened it"
     assert created.table.version() == 0
 
 

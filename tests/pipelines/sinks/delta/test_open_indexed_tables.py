@@ -16,8 +16,9 @@ from structlog.testing import capture_logs
 
 from cdc.errors import SinkUnavailable, TargetUnusable
 from pipelines.sinks.contract import TableRecord
+from pipelines.sinks.delta.current_version import REOPEN_AFTER
 from pipelines.sinks.delta.delta_log_cleanup import CHECKPOINT_EVERY, data_paths_of
-from pipelines.sinks.delta.delta_target import REOPEN_AFTER, DeltaTarget, TxnMarker
+from pipelines.sinks.delta.delta_target import DeltaTarget, TxnMarker
 from pipelines.sinks.delta.indexed.delta_log import LiveFiles, vector_paths
 from pipelines.sinks.delta.indexed.table_storage import LocalStorage
 from pipelines.sinks.delta.indexed_writer import Indexing
