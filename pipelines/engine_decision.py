@@ -131,9 +131,13 @@ class EngineLimits:
         last: what applied the last batch. After a micro-batch the next one follows until a single slice is left, so
         that a backlog near the limit does not change from one engine to the other with every batch.
         """
-        rows, nbytes, partial_rows = self.spark_rows, self.spark_bytes, self.partial_rows
+        rows = self.spark_rows
+        nbytes = self.spark_bytes
+        partial_rows = self.partial_rows
         if last is Engine.SPARK:
-            rows, nbytes, partial_rows = self.slice_rows, MAX_BYTES, self.small_rows
+            rows = self.slice_rows
+            nbytes = MAX_BYTES
+            partial_rows = self.small_rows
         return backlog.rows > rows or backlog.nbytes > nbytes or backlog.partial_rows > partial_rows
 
     def micro_batch(self, choice: EngineChoice, *, is_cluster: bool) -> tuple[int, int]:

@@ -46,7 +46,9 @@ class LargeRangeQuery:
         the cluster. after_batch: called when a batch ends; it may wait, so that Spark plans the next batch afterwards,
         with all rows that are durable then.
         """
-        self._loop, self._on_batch, self._after_batch = loop, on_batch, after_batch
+        self._loop = loop
+        self._on_batch = on_batch
+        self._after_batch = after_batch
         self._query: StreamingQuery | None = None
         self._checkpoint: Path | None = None
         self._error: Exception | None = None

@@ -65,7 +65,10 @@ class OpenedSink:
         parts: SinkParts,
         progress: SinkFigures,
     ) -> None:
-        self._definition, self._settings, self._parts, self._progress = definition, sink, parts, progress
+        self._definition = definition
+        self._settings = sink
+        self._parts = parts
+        self._progress = progress
         checkpoint = definition.spark.checkpoint.removeprefix("file://")
         self.sink = build_sink(sink, f"{checkpoint}/{KEY_INDEXES}/{sink.name}" if checkpoint else None)
         try:

@@ -55,7 +55,9 @@ class RangeFolder:
 
         None: the sink keeps no history of any table.
         """
-        self.log, self._sink, self._tables = change_log, sink, tables
+        self.log = change_log
+        self._sink = sink
+        self._tables = tables
         self._keeps_history = keeps_history
         self.limits = EngineLimits()
         self.choice = EngineChoice.AUTO

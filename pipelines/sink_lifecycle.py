@@ -164,14 +164,18 @@ class Failures:
 
     def reset(self) -> None:
         """Forget earlier failures, so that the sink is opened at once after a replay has replaced its target."""
-        self.is_final, self.attempts, self.due = False, 0, 0.0
+        self.is_final = False
+        self.attempts = 0
+        self.due = 0.0
 
 
 class SinkRunner:
     """Applies the log to one sink until it is stopped; the top of this module describes the states of the runner."""
 
     def __init__(self, definition: Definition, sink: DefinedSink, parts: SinkParts) -> None:
-        self._definition, self._settings, self._parts = definition, sink, parts
+        self._definition = definition
+        self._settings = sink
+        self._parts = parts
         self.progress = parts.figures_of(definition.name, sink.name)
         self._requests = None if parts.catalog is None else DeadLetterCommands(definition, parts.catalog, self.progress)
         self._state = State.CLOSED

@@ -58,7 +58,10 @@ class SinkLoop:
     """Applies ranges of the log to one sink, one batch at a time; any thread may call it."""
 
     def __init__(self, sink: Sink, fold: RangeFolder, cuts: CutRequests, progress: SinkFigures) -> None:
-        self._sink, self._fold, self._cuts, self._progress = sink, fold, cuts, progress
+        self._sink = sink
+        self._fold = fold
+        self._cuts = cuts
+        self._progress = progress
         self._log = fold.log
         if isinstance(sink, ExecutorSink):
             fold.takes_parts = sink.takes_parts
@@ -72,7 +75,9 @@ class SinkLoop:
         """What the last call of `advance` decided about the next batch."""
         self.has_caught_up = False
         """Whether `catch_up_all` is not due: no table was behind when the sink was opened, or it has been called."""
-        self.batch_began, self.batch_seconds, self.batch_tables = 0.0, 0.0, 0
+        self.batch_began = 0.0
+        self.batch_seconds = 0.0
+        self.batch_tables = 0
         """When the last batch began, on the monotonic clock; how many seconds it took; how many tables it had."""
         self.needs_reopen = False
         """Whether a stopped table can continue. If so, the runner reopens the sink, and the table catches up."""

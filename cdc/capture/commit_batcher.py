@@ -201,7 +201,9 @@ class PendingRows:
         if self._last is None:
             return None
         rows, end = self._ready, CommitBoundary(self._last, self._committed_at, self._transactions)
-        self._ready, self._last, self._transactions = [], None, 0
+        self._ready = []
+        self._last = None
+        self._transactions = 0
         self.ready_bytes = 0
         return rows, end
 
@@ -242,7 +244,10 @@ class CommitBatcher:
 
         wake: makes the encode stage call `batches` again; raises QueueClosed if that stage has ended.
         """
-        self._commit_bytes, self._linger, self._durable, self._wake = commit_bytes, linger, durable, wake
+        self._commit_bytes = commit_bytes
+        self._linger = linger
+        self._durable = durable
+        self._wake = wake
         self._last = durable.position
         self._pending = PendingRows()
         self._is_copied = self._has_chunk = False
@@ -348,7 +353,9 @@ class CommitBatcher:
     def flush(self) -> Iterator[CommitBatch]:
         """Yield one batch with a commit of all finished transactions; yield nothing if no transaction has finished."""
         if ready := self._pending.take_ready():
-            self._last, self._has_chunk, self._chunks = ready[1].last, False, 0
+            self._last = ready[1].last
+            self._has_chunk = False
+            self._chunks = 0
             self._trim_requested = False  # the append stage trims after every commit
             yield self._batch(*ready)
 

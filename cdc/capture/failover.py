@@ -250,7 +250,10 @@ def lost_transactions(view: LogReader, last: CommitInfo, lost_from: TimelineSwit
         files = view.history(after, last.last).changes
     except LogTrimmed as exc:
         raise TransactionsLost(f"{text}; the log no longer has all of these changes", remedy=RECOVER) from exc
-    rows, positions, keys, unkeyed = Counter[int](), set[int](), defaultdict[int, set[Key]](set), set[int]()
+    rows = Counter[int]()
+    positions = set[int]()
+    keys = defaultdict[int, set[Key]](set)
+    unkeyed = set[int]()
     for file in files:
         found = read_file(file, after, last.last, _COLUMNS)
         positions.update(found["position"].unique().to_pylist())

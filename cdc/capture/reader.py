@@ -86,14 +86,18 @@ class Reader:
         on_start: Callable[[ReaderStart], None] = lambda _start: None,
     ) -> None:
         """on_start: called when the replication stream is open."""
-        self._settings, self._context, self._on_start = settings, context, on_start
+        self._settings = settings
+        self._context = context
+        self._on_start = on_start
 
     def run(self) -> None:
         """Take an initial snapshot if needed, then stream until `context.stop` is set.
 
         A snapshot is needed if the log is empty or a new epoch is requested.
         """
-        settings, source, context = self._settings, self._settings.source, self._context
+        settings = self._settings
+        source = self._settings.source
+        context = self._context
         identity = identify_system(source.dsn)
         expected = LogIdentity(system_id=identity.system_id, database=identity.database)
         writer = LogWriter.open(settings.log, expected, settings.limits)
@@ -118,7 +122,9 @@ class Reader:
 
     def _resume(self, stream: ReplicationStream, bound: WalBound) -> _Session:
         """Open the log for writing, check that this source can continue the log, and return the session."""
-        settings, source, context = self._settings, self._settings.source, self._context
+        settings = self._settings
+        source = self._settings.source
+        context = self._context
 
         def show_blocked(on: bool) -> None:  # noqa: FBT001 - signature of RetryingWriter
             context.metrics.set(metrics.LOG_BLOCKED, on, source.pipeline)
@@ -162,9 +168,14 @@ class _Session:
         decoding: DecodeStage,
         appender: LogAppender,
     ) -> None:
-        self._pipeline, self._metrics, self._stop = settings.source.pipeline, context.metrics, context.stop
+        self._pipeline = settings.source.pipeline
+        self._metrics = context.metrics
+        self._stop = context.stop
         self._windows = context.observers.windows
-        self._durable, self._stream, self._decoding, self._appender = context.durable, stream, decoding, appender
+        self._durable = context.durable
+        self._stream = stream
+        self._decoding = decoding
+        self._appender = appender
         self._frames: ByteQueue[FrameBatch] = ByteQueue(FRAMES_WAITING)
         self._rows: ByteQueue[DecodedRows | PlacedChunk] = ByteQueue(ROWS_WAITING)
         self._batches: ByteQueue[CommitBatch] = ByteQueue(3)  # each counts as 1: three wait while one is written

@@ -76,7 +76,9 @@ class StatusReporter(Thread):
 
     def __init__(self, definition: Definition, process_metrics: metrics.Metrics, stop: Event) -> None:
         super().__init__(name="reporter", daemon=True)
-        self._definition, self._metrics, self._stop_event = definition, process_metrics, stop
+        self._definition = definition
+        self._metrics = process_metrics
+        self._stop_event = stop
         self._state, self._last_state = "starting", "stopped"
         self._error: dict[str, str] | None = None
         self._heartbeat_due = time.monotonic() + definition.source.heartbeat

@@ -76,11 +76,9 @@ class SchemaTracker:
         epoch: int,
         check_every: float = CATALOG_CHECK_EVERY,
     ) -> None:
-        self._dsn, self._publication, self._copies = (
-            capture_filter.dsn,
-            capture_filter.publication,
-            capture_filter.copies,
-        )
+        self._dsn = capture_filter.dsn
+        self._publication = capture_filter.publication
+        self._copies = capture_filter.copies
         self._patterns, self._exclude = capture_filter.patterns, capture_filter.exclude
         # an OID may occur in two epochs: the later table wins
         self._known = {schema.oid: schema for schema in known.values() if _can_receive_rows(schema)}

@@ -125,7 +125,9 @@ def open_new_cluster(definition: Definition, log: LogReader, *, check: bool) -> 
         conn = opened.enter_context(connect(source.dsn, application_name="cdc move"))
         _check_slot_name(slot, conn)
         tables = match_tables(conn, source.patterns, source.exclude)
-        reading, draft, start = opened.enter_context(connect(source.dsn, autocommit=False)), None, identity.wal_end
+        reading = opened.enter_context(connect(source.dsn, autocommit=False))
+        draft = None
+        start = identity.wal_end
         if check:
             reading.execute(_ONE_SNAPSHOT)
         else:

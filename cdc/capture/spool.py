@@ -120,7 +120,9 @@ class _SpooledTransaction:
             used += int(ends[-1])
             if used >= BATCH:
                 yield FrameBatch(np.concatenate(buffers), np.concatenate(offsets))
-                buffers, offsets, used = [], [np.zeros(1, np.int64)], 0
+                buffers = []
+                offsets = [np.zeros(1, np.int64)]
+                used = 0
         if buffers:
             yield FrameBatch(np.concatenate(buffers), np.concatenate(offsets))
 

@@ -231,7 +231,9 @@ def storage_problems(definition: Definition) -> list[PreflightProblem]:
         )
         code, fix = LogInaccessible.code, "set log.path to an object store that supports If-None-Match"
     except (LogInaccessible, LogUnreachable) as exc:
-        message, code, fix = exc.message, exc.code, exc.fix
+        message = exc.message
+        code = exc.code
+        fix = exc.fix
     return [PreflightProblem(code=code, subject=definition.log.path, message=f"{message}: {fix}")] if message else []
 
 

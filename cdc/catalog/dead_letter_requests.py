@@ -94,7 +94,9 @@ def request_action(
 
 def await_outcomes(catalog: Catalog, commands: Iterable[int], patience: float = ANSWER_WITHIN) -> dict[str, str]:
     """Wait at most `patience` seconds for the commands; return the known outcomes by id of dead letter."""
-    deadline, never, outcomes = time.monotonic() + patience, Event(), dict[str, str]()
+    deadline = time.monotonic() + patience
+    never = Event()
+    outcomes = dict[str, str]()
     for number in commands:
         while (command := catalog.commands.get(number)) is not None and command.state is CommandState.PENDING:
             if time.monotonic() >= deadline:

@@ -169,7 +169,9 @@ class _LogMessages:
     """Reads selected rows from a log, and converts rows to messages in the format of a printer."""
 
     def __init__(self, log: LogReader, definition: Definition, selected: RowSelection, printer: _Printer) -> None:
-        self._log, self._selected, self._printer = log, selected, printer
+        self._log = log
+        self._selected = selected
+        self._printer = printer
         self._pipeline = definition.name
 
     def newest(self, count: int, operations: frozenset[str]) -> pa.Table:

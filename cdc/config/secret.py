@@ -34,7 +34,9 @@ class Secret:
     def __init__(
         self, value: str, reference: Any = HIDDEN, again: Callable[[], str] | None = None, file: str = ""
     ) -> None:
-        self._value, self._again, self._file = value, again, file
+        self._value = value
+        self._again = again
+        self._file = file
         self.reference = reference
         """Reference as the definition contains it, for printing: text, or a mapping with one key."""
 

@@ -22,7 +22,9 @@ class DeliveryFigures:
         self, pipeline: str, name: str, figures: metrics.Metrics, clock: Callable[[], float] = time.time
     ) -> None:
         self.name = name
-        self._labels, self._figures, self._clock = (pipeline, name), figures, clock
+        self._labels = (pipeline, name)
+        self._figures = figures
+        self._clock = clock
         self._lock = Lock()
         self._position: Position | None = None
         self._committed_at = 0
@@ -37,7 +39,9 @@ class DeliveryFigures:
     def record_opened(self, progress: Progress) -> None:
         """Record that the destination was opened."""
         with self._lock:
-            self._position, self._error, self._notice = progress.position, None, None
+            self._position = progress.position
+            self._error = None
+            self._notice = None
         self.record_parked(progress)
 
     def begin_window(self, window: EventWindow) -> None:
@@ -51,7 +55,9 @@ class DeliveryFigures:
         with self._lock:
             since = window.committed_at / 1e6 if window.committed_at else self._clock()
             self._lag = max(0.0, self._clock() - since)
-            self._position, self._committed_at, self._waiting_since = progress.position, window.committed_at, None
+            self._position = progress.position
+            self._committed_at = window.committed_at
+            self._waiting_since = None
             self._error = None
         self._figures.add(metrics.DELIVERY_EVENTS, events, *self._labels)
         self._figures.set(metrics.SINK_POSITION, progress.position, *self._labels)

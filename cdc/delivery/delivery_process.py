@@ -61,7 +61,10 @@ class DeliveryRunner(Thread):
     def __init__(self, definition: Definition, settings: Delivery, catalog: Catalog, stop: Event) -> None:
         # a thread that waits for a pipe or a broker does not keep the process alive
         super().__init__(name=f"deliver {settings.name}", daemon=True)
-        self._definition, self._settings, self._catalog, self._stop_requested = definition, settings, catalog, stop
+        self._definition = definition
+        self._settings = settings
+        self._catalog = catalog
+        self._stop_requested = stop
         self.process_metrics = metrics.Metrics()
         self.figures = DeliveryFigures(definition.name, settings.name, self.process_metrics)
         self._requests = DeliveryRequests(catalog, definition.name, settings.name)
@@ -112,7 +115,9 @@ class DeliveryRunner(Thread):
             self._send(stack.enter_context(opened_delivery(definition, settings, found, self.figures)), found)
 
     def _send(self, opened: OpenedDelivery, found: LogReader) -> None:
-        loop, idle, requests_due = opened.loop, 0, 0.0
+        loop = opened.loop
+        idle = 0
+        requests_due = 0.0
         while not self._stop_requested.is_set():
             if time.monotonic() >= requests_due:
                 self._requests.answer(loop)
@@ -148,7 +153,10 @@ class DeliveryReporter(Thread):
 
     def __init__(self, catalog: Catalog, pipeline: str, runners: Sequence[DeliveryRunner], ended: Event) -> None:
         super().__init__(name="report")
-        self._catalog, self._pipeline, self._runners, self._ended = catalog, pipeline, runners, ended
+        self._catalog = catalog
+        self._pipeline = pipeline
+        self._runners = runners
+        self._ended = ended
         self._recorded = RecordedProgress[SinkProgress]()
         self._mirrored: dict[str, tuple[DeadLetter, ...]] = {}
         self._reported: tuple[object, ...] = ()
@@ -212,7 +220,9 @@ def main(definition: Definition, deliveries: Sequence[Delivery]) -> int:
 
     Raises the error of a delivery once every one has stopped, and BrokenPipeError if the output was closed.
     """
-    stop, stop_now, ended = Event(), Event(), Event()
+    stop = Event()
+    stop_now = Event()
+    ended = Event()
     received = set[int]()
 
     def end(number: int, _frame: FrameType | None) -> None:

@@ -28,7 +28,9 @@ class DeliveryRequests:
     """The requests to one delivery. If the catalog is unreachable, the next call of `answer` tries again."""
 
     def __init__(self, catalog: Catalog, pipeline: str, delivery: str) -> None:
-        self._catalog, self._pipeline, self._delivery = catalog, pipeline, delivery
+        self._catalog = catalog
+        self._pipeline = pipeline
+        self._delivery = delivery
         self.is_paused = False
 
     def answer(self, loop: DeliveryLoop) -> None:

@@ -46,7 +46,9 @@ class EventEncoder:
     """Makes events of log rows. Two threads may use it, each with schemas of its own."""
 
     def __init__(self, settings: DeliverySettings, identity: DeliveryIdentity, encoding: Format) -> None:
-        self._settings, self._identity, self._format = settings, identity, encoding
+        self._settings = settings
+        self._identity = identity
+        self._format = encoding
         outbox = () if settings.outbox is None else (exact_glob(settings.outbox.table),)
         self._globs = (*settings.tables, *outbox)
         self.tables = EVERY_ROW if settings.messages else TableSelection(globs=self._globs)

@@ -67,7 +67,9 @@ class LoggedHistory:
 
         parked: returns the keys with dead letters; a page has none of their events.
         """
-        self._log, self._source, self._parked = log, source, parked
+        self._log = log
+        self._source = source
+        self._parked = parked
         self._lock = Lock()
 
     def page(self, after: str, most: int) -> HistoryPage:

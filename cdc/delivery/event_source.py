@@ -170,7 +170,9 @@ class _Parts:
         boundaries: Callable[[], TransactionBoundaries | None],
     ) -> None:
         self._boundaries = boundaries
-        self._window, self._encoder, self._schemas = window, encoder, schemas
+        self._window = window
+        self._encoder = encoder
+        self._schemas = schemas
         self._select = overload.for_window(is_behind=not window.is_last)
         self.schemas_after = schemas
 

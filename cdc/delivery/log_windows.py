@@ -104,7 +104,9 @@ class LogWindows:
     """Reads windows one after the other. Rows that were read together with a window are kept for the next ones."""
 
     def __init__(self, log: LogReader, only: TableSelection, at_once: int = READ_ROWS) -> None:
-        self._log, self._only, self._at_once = log, only, at_once
+        self._log = log
+        self._only = only
+        self._at_once = at_once
         self._rest: LogWindow | None = None
         self._reader = RangeReader()
 

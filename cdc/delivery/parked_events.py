@@ -33,7 +33,10 @@ class ParkedEvents:
         boundaries: Callable[[], TransactionBoundaries | None],
         batch: int,
     ) -> None:
-        self._log, self._encoder, self._boundaries, self._batch = log, encoder, boundaries, batch
+        self._log = log
+        self._encoder = encoder
+        self._boundaries = boundaries
+        self._batch = batch
 
     def of(self, letter: ParkedKey, progress: Progress) -> Iterator[list[Event]]:
         """Yield the events of a parked key from its first change up to the position of a progress.

@@ -61,7 +61,9 @@ class TransactionBoundaries:
 
     def __init__(self, identity: DeliveryIdentity, record: Callable[[str, str], tuple[bytes, bytes]]) -> None:
         """record: returns key and value as bytes, from their JSON."""
-        self._topic, self._log_id, self._encoded = _topic(identity), identity.log_id, record
+        self._topic = _topic(identity)
+        self._log_id = identity.log_id
+        self._encoded = record
         self.counter = TransactionCounter()
         """Counter with which the parts have to be encoded."""
         self._open: _OpenTransaction | None = None
@@ -71,7 +73,9 @@ class TransactionBoundaries:
         found: list[tuple[Event, ParkedKey | int]] = []
         columns = rows.select(["position", "ordinal", "xid"]).to_pydict()
         millis = rows["committed_at"].cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64()).to_pylist()
-        counted, number, own = set(part.counted), 0, list(part.events)
+        counted = set(part.counted)
+        number = 0
+        own = list(part.events)
         # a transaction whose changes cannot be encoded has records too
         for row in sorted(counted.union(part.rows)):
             if self._open is not None and self._open.position != columns["position"][row]:

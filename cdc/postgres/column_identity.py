@@ -27,7 +27,10 @@ from cdc.postgres.system_catalog import Attribute, CatalogTable, TypeFacts, unkn
 from cdc.table import CAPTURED, UNPROVED, Column, ReplicaIdentity, TableSchema, TableState
 
 EPOCH_SHIFT: Final = 32
-_VARCHAR, _TEXT, _NUMERIC, _VARBIT = 1043, 25, 1700, 1562
+_VARCHAR = 1043
+_TEXT = 25
+_NUMERIC = 1700
+_VARBIT = 1562
 _PRECISE: Final = frozenset({1083, 1114, 1184, 1266, _VARCHAR, _VARBIT})
 """OIDs of types whose modifier is one length or precision: time and timestamp types, varchar, varbit."""
 

@@ -124,7 +124,10 @@ def _gather(
     values and the status.
     """
     buffer, offsets, count = previous
-    connection, consume, poll, rest = addresses[0], addresses[4], addresses[5], addresses[6]
+    connection = addresses[0]
+    consume = addresses[4]
+    poll = addresses[5]
+    rest = addresses[6]
     while True:
         buffer, offsets, count, status, _ = _drain(addresses, limit, buffer, offsets, count)
         if status != PENDING or np.int32(_call(poll, pollfd.ctypes.data, 1, PATIENCE_MS)) <= 0:

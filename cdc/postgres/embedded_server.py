@@ -134,7 +134,9 @@ class EmbeddedPostgres:
         self.stop()
         for folder in [*self._temporary, *reversed(self._created_folders)]:
             shutil.rmtree(folder, ignore_errors=True)
-        self._temporary, self._created_folders, self._root = [], [], None
+        self._temporary = []
+        self._created_folders = []
+        self._root = None
 
     def dsn(self, database: str = "postgres") -> str:
         """Return the DSN of a database: over TCP if Postgres listens there, otherwise over the Unix socket."""

@@ -187,7 +187,9 @@ class ReplicationStream:
         """is_buffer_limited: the receive buffer of the connection is limited to RECEIVE_BUFFER."""
         self._conn, self._pgconn = conn, conn.pgconn
         self._drain = copy_data_receiver.CopyDrain(self._pgconn)
-        self._floor, self._interval, self._silence = floor, interval, silence
+        self._floor = floor
+        self._interval = interval
+        self._silence = silence
         # 0 confirms nothing; never confirm less than the slot's own position
         self._confirmed = self._reported = Lsn(0)
         self._sent_at = self._input_at = time.monotonic()

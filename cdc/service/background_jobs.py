@@ -54,7 +54,10 @@ class BackgroundJobs:
         `kind` is the kind of the jobs' commands in the catalog. Each child process runs `python -m pipelines KIND`.
         `definition` is the path of the definition file; without it no job can start.
         """
-        self._catalog, self._pipeline, self._kind, self._definition = catalog, pipeline, kind, definition
+        self._catalog = catalog
+        self._pipeline = pipeline
+        self._kind = kind
+        self._definition = definition
         self._lock = Lock()
         self._stopping = Event()
         self._child: subprocess.Popen[str] | None = None

@@ -50,7 +50,9 @@ class LogSampler:
         If `every` is None, the kind of the log's storage determines the interval. `file` is the path of the definition
         in the commands that a problem's remedy contains.
         """
-        self._root, self._clock, self._file = root, clock, file
+        self._root = root
+        self._clock = clock
+        self._file = file
         default = BUCKET_SAMPLE_INTERVAL if isinstance(root, BucketPath) else SAMPLE_INTERVAL
         self._every = default if every is None else every
         self._reader: Any = None

@@ -97,7 +97,10 @@ class _LogStatusBuilder:
     """Builds the status of a log part by part and collects the problems."""
 
     def __init__(self, root: str | Root, log: LogReader, now: datetime, file: str) -> None:
-        self._root, self._log, self._now, self._file = root, log, now, file
+        self._root = root
+        self._log = log
+        self._now = now
+        self._file = file
         self._listing = SegmentListing(log)
         self._segments = self._listing.segments()
         self._problems: list[Problem] = []

@@ -24,7 +24,10 @@ LAG_THRESHOLD: Final = 1.0
 """Seconds of lag above which a reason is shown; on two idle cores the lags of the demo are shorter."""
 _PROC: Final = Path("/proc")
 _LIMIT: Final = Path("/sys/fs/cgroup/cpu.max")
-_PARENT, _USER, _SYSTEM, _STARTED = 1, 11, 12, 19
+_PARENT = 1
+_USER = 11
+_SYSTEM = 12
+_STARTED = 19
 """Indices of fields in `/proc/PID/stat`, counted after the process name; times are in clock ticks."""
 _IDLE: Final = (3, 4)
 """Indices of the idle and iowait fields in the first line of `/proc/stat`."""

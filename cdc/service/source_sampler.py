@@ -47,7 +47,9 @@ class SourceSampler:
         self, definition: Definition, clock: Callable[[], float] = time.monotonic, *, every: float = SAMPLE_INTERVAL
     ) -> None:
         """`clock` returns monotonic seconds; `every` is the number of seconds between two queries."""
-        self._source, self._clock, self._every = definition.source, clock, every
+        self._source = definition.source
+        self._clock = clock
+        self._every = every
         self._slot = definition.source.slot.name
         self._observed: SourceObservation | None = None
         self._observed_at = self._started_at = float("-inf")
@@ -144,7 +146,9 @@ class SourceSampler:
         self._samples.clear()
 
     def _observation(self, use: Any) -> SourceObservation:
-        now, slot, wal_end = self._clock(), use.slot, int(use.wal_end)
+        now = self._clock()
+        slot = use.slot
+        wal_end = int(use.wal_end)
         self._wal.add(now, wal_end)
         confirmed = None if slot is None or slot.confirmed_flush is None else int(slot.confirmed_flush)
         if confirmed is not None:

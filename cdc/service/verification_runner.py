@@ -64,7 +64,10 @@ class VerificationRunner:
         timing: RunnerTiming | None = None,
     ) -> None:
         """file: path of the definition file; without it nothing is compared. load: returns the machine's load."""
-        self._catalog, self._definition, self._file, self._load = catalog, definition, file, load
+        self._catalog = catalog
+        self._definition = definition
+        self._file = file
+        self._load = load
         self._timing = timing or RunnerTiming()
         self._every = timedelta(seconds=definition.verify.every)
         self._ended = Event()

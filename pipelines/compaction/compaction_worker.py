@@ -53,7 +53,9 @@ class CompactionWorker(Thread):
         super().__init__(name="compaction", daemon=True)
         self._root, self._every = definition.log.root, definition.log.compact.every
         self._of_views = definition.log.of_views if definition.views else None
-        self._pipeline, self._catalog, self._metrics = definition.name, catalog, recorder
+        self._pipeline = definition.name
+        self._catalog = catalog
+        self._metrics = recorder
         self._spark, self._stop_event = spark, stop
         self._is_local = SparkSettings.of(definition, "").local
         self.limits = CompactionLimits()

@@ -90,7 +90,10 @@ def find_live_rows(files: Sequence[LogFile], after: Position, upto: Position, mo
     The rows have the columns NARROW_COLUMNS, FILE and ROW. files: sorted by their first position. If more than `most`
     rows are needed, the range ends before `upto`, between two files that share no transaction.
     """
-    live, waiting, fresh, last = _LIVE_SCHEMA.empty_table(), list[pa.Table](), 0, Position(0)
+    live = _LIVE_SCHEMA.empty_table()
+    waiting = list[pa.Table]()
+    fresh = 0
+    last = Position(0)
     for number, file in enumerate(files):
         last = max(last, file.last)
         for rows in _narrow_rows(file, number, after, upto):

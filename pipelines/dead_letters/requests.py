@@ -54,7 +54,10 @@ class DeadLetterCommands:
         progress: SinkFigures,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._definition, self._catalog, self._progress, self._clock = definition, catalog, progress, clock
+        self._definition = definition
+        self._catalog = catalog
+        self._progress = progress
+        self._clock = clock
         self._sink = progress.sink
         self._due = 0.0
         self._open: dict[int, dict[str, RowKey | None]] = {}

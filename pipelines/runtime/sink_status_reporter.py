@@ -86,7 +86,10 @@ class SinkFigures:
     def __init__(
         self, pipeline: str, sink: str, figures: metrics.Metrics, clock: Callable[[], float] = time.time
     ) -> None:
-        self._pipeline, self.sink, self._figures, self._clock = pipeline, sink, figures, clock
+        self._pipeline = pipeline
+        self.sink = sink
+        self._figures = figures
+        self._clock = clock
         self._record: Published | None = None
         self._lag = 0.0
         self._pending: tuple[int, float] | None = None
@@ -278,7 +281,9 @@ class ProgressReporter(Thread):
     def __init__(self, catalog: Catalog, pipeline: str, figures: metrics.Metrics, ended: Event) -> None:
         """ended: set by the caller when `state` and `error` have their final values."""
         super().__init__(name="board")
-        self._catalog, self._pipeline, self._ended = catalog, pipeline, ended
+        self._catalog = catalog
+        self._pipeline = pipeline
+        self._ended = ended
         self.figures = figures
         self.standby: Callable[[], bool] = lambda: False
         """Whether another process has the leases of all sinks. If so, that process reports instead of this one."""

@@ -64,7 +64,10 @@ class CommitRate:
         """Record that the batch is published, and compute the delay of the next batch."""
         now = self._clock()
         began, tables = now if self._began is None else self._began, self._tables
-        self._began, self._tables, self.rewritten, self.throttle = None, {}, sum(tables.values()), None
+        self._began = None
+        self._tables = {}
+        self.rewritten = sum(tables.values())
+        self.throttle = None
         table = max(tables, key=lambda name: tables[name], default=None)
         if table is None or not self._bound:
             return

@@ -219,7 +219,9 @@ class ContinuousVerification:
         schedule: VerificationSchedule,
         report: Callable[[RangeResult], None],
     ) -> None:
-        self._definition, self._schedule, self._report = definition, schedule, report
+        self._definition = definition
+        self._schedule = schedule
+        self._report = report
         self._signals = _StopSignals()
         self._options = replace(options, listed=KEYS if schedule.repair else options.listed, pause=self._signals.pause)
         self._rate_limit = ReadRateLimit(schedule.rate, pause=self._signals.pause)

@@ -136,7 +136,9 @@ class RepairRun:
     """Requests backfills that read differing rows again, and waits until they end."""
 
     def __init__(self, definition: Definition, options: VerifyOptions) -> None:
-        self._definition, self._timeout, self._pause = definition, options.timeout, options.pause
+        self._definition = definition
+        self._timeout = options.timeout
+        self._pause = options.pause
 
     def assess(self, verdict: TableVerdict) -> RepairResult:
         """Return the RepairResult of a table before any repair: the verdict's numbers of mismatches.
@@ -245,7 +247,9 @@ def _merged(before: VerifyReport, again: VerifyReport, wanted: Iterable[SinkTabl
 
 def _shortened(verdict: TableVerdict) -> TableVerdict:
     """Return the verdict with at most LISTED keys in each of its lists, as `cdc verify` shows them."""
-    missing, extra, differing = verdict.missing[:LISTED], verdict.extra[:LISTED], verdict.differing[:LISTED]
+    missing = verdict.missing[:LISTED]
+    extra = verdict.extra[:LISTED]
+    differing = verdict.differing[:LISTED]
     return replace(verdict, missing=missing, extra=extra, differing=differing)
 
 

@@ -49,7 +49,10 @@ class AffectedRows:
     def __init__(
         self, query: ViewQuery, inputs: ViewInputs, changed: ChangedInputs, keys_at_once: int = KEYS_AT_ONCE
     ) -> None:
-        self._query, self._inputs, self._changed, self._keys_at_once = query, inputs, changed, keys_at_once
+        self._query = query
+        self._inputs = inputs
+        self._changed = changed
+        self._keys_at_once = keys_at_once
         self._few = _FewRows.of(query, inputs.followed, changed)
         self._keys: pa.Table | None = None
         self.number = 0

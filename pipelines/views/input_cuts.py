@@ -46,7 +46,9 @@ class InputCuts:
             return
         handle = sink.pin(record)
         with self._changed:
-            self._offered, self._position, self._is_wanted = _PinnedCut(record, handle), record.position, False
+            self._offered = _PinnedCut(record, handle)
+            self._position = record.position
+            self._is_wanted = False
             self._changed.notify()
 
     def take(self, timeout: float) -> Published | None:

@@ -47,7 +47,9 @@ class NeededRows:
 
     def __init__(self, graph: JoinGraph, tables: Mapping[str, InputTable], changes: Mapping[str, ChangedRows]) -> None:
         """tables: topic → table at the later cut. changes: topic → changed rows of the step."""
-        self._graph, self._tables, self._changes = graph, tables, changes
+        self._graph = graph
+        self._tables = tables
+        self._changes = changes
         self._read = 0
 
     def meeting(self) -> dict[str, pa.Table]:

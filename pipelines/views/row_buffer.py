@@ -45,7 +45,10 @@ class RowBuffer:
         """Forget all rows."""
         if self._file is not None:
             self._file.close()
-        self._tables, self._bytes, self._file, self._writer = [], 0, None, None
+        self._tables = []
+        self._bytes = 0
+        self._file = None
+        self._writer = None
 
     def _write(self) -> None:
         if self._file is None:

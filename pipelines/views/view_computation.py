@@ -212,8 +212,12 @@ class ViewComputation:
 
     def _compute_changes(self, changes: Mapping[str, pa.Array], inputs: ViewInputs) -> None:
         """Compute the rows of the affected keys at both cuts, and their differences."""
-        task, work, began = self.task, self.work, time.monotonic()
-        known, earlier, floor = task.known, task.earlier, task.result.floor
+        task = self.task
+        work = self.work
+        began = time.monotonic()
+        known = task.known
+        earlier = task.earlier
+        floor = task.result.floor
         assert known is not None and earlier is not None  # noqa: PT018, S101 - their changes are computed
         if floor is not None and floor != earlier.floor:
             self._remove_old(inputs, known, floor)
@@ -244,7 +248,9 @@ class ViewComputation:
         with affected.results() as (old, new), inputs.reading():
             self._check_columns(result_fields(self.task.view.name, new.schema), known)
             self._built.append(self._builder(inputs, known).differences(old, new))
-        self.work.affected_keys, self.work.keys_left, self.work.seconds_left = affected.number, 0, 0.0
+        self.work.affected_keys = affected.number
+        self.work.keys_left = 0
+        self.work.seconds_left = 0.0
         self.task.on_slice(self.task.view.name, self.work)
 
     def _check_columns(self, fields: pa.Schema, known: TableSchema) -> None:

@@ -29,7 +29,9 @@ class ViewReport:
 
     def __init__(self, pipeline: str, figures: SinkFigures, process: metrics.Metrics) -> None:
         """figures: the reported state. process: the metrics of the process."""
-        self._pipeline, self._figures, self._process = pipeline, figures, process
+        self._pipeline = pipeline
+        self._figures = figures
+        self._process = process
 
     def start(self, record: Published) -> None:
         """Report that the views are computed at a cut; until they are, the lag grows."""

@@ -58,7 +58,10 @@ class ViewWorker(Thread):
 
     def __init__(self, definition: Definition, cuts: InputCuts, services: ViewServices, stop: Event) -> None:
         super().__init__(name=NAME_OF_VIEWS, daemon=True)
-        self._definition, self._cuts, self._services, self._end = definition, cuts, services, stop
+        self._definition = definition
+        self._cuts = cuts
+        self._services = services
+        self._end = stop
         self._is_upkeep_due = Event()
 
     def run(self) -> None:

@@ -48,7 +48,9 @@ class AcknowledgementWindow:
         one_per_key: bool,
     ) -> None:
         """publish: gives events to the client library, and returns a token for each; timeout: of the next answer."""
-        self._publish, self._limit, self._timeout = publish, limit, timeout
+        self._publish = publish
+        self._limit = limit
+        self._timeout = timeout
         self._one_per_key = one_per_key
         self.answers: Answers = SimpleQueue()
         self._in_flight: dict[Hashable, Event] = {}

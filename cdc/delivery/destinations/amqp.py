@@ -177,7 +177,9 @@ class _ConfirmChannel:
     """A channel in confirm mode and its connection, which live in a thread of their own."""
 
     def __init__(self, parameters: pika.ConnectionParameters, answers: Answers, timeout: float) -> None:
-        self._parameters, self._answers, self._timeout = parameters, answers, timeout
+        self._parameters = parameters
+        self._answers = answers
+        self._timeout = timeout
         self._place = f"{parameters.host}:{parameters.port}"
         self._connection: Any = None
         self._channel: Any = None

@@ -221,7 +221,9 @@ class KafkaDestination:
                 if reason is None or reason[0].code() not in REFUSED or reason[1] != event.topic:
                     raise
                 refused[event.id] = self._errors.meaning(reason[0], f"event {event.id!r} was refused")
-                self._errors.failed, self._began, self._batch_too_large = None, None, False
+                self._errors.failed = None
+                self._began = None
+                self._batch_too_large = False
                 # an old client would number its next messages wrongly
                 self._use(self._new_producer(self._client))
         return refused

@@ -42,7 +42,10 @@ class StoredProgress:
     """
 
     def __init__(self, client: dict[str, Any], topic: str, errors: ClientErrors, timeout: float) -> None:
-        self._client, self._topic, self._errors, self._timeout = client, topic, errors, timeout
+        self._client = client
+        self._topic = topic
+        self._errors = errors
+        self._timeout = timeout
 
     def read(self, admin: AdminClient, key: bytes) -> bytes | None:
         """Return the newest committed progress; None if there is none."""
@@ -80,7 +83,9 @@ class StoredProgress:
     def _last_record(self, consumer: Consumer, key: bytes, start: int, after: int) -> bytes | None:
         """The last record of the key from one offset to another."""
         consumer.assign([TopicPartition(self._topic, PARTITION, start)])
-        found, end, deadline = None, None, monotonic() + self._timeout
+        found = None
+        end = None
+        deadline = monotonic() + self._timeout
         while end is None or end < after:
             message = consumer.poll(SLICE)
             if message is not None and message.error() is None:

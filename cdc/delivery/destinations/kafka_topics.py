@@ -25,7 +25,10 @@ class TopicDirectory:
     """The topics that are known to exist."""
 
     def __init__(self, admin: AdminClient, settings: KafkaTopics, errors: ClientErrors, timeout: float) -> None:
-        self._admin, self._settings, self._errors, self._timeout = admin, settings, errors, timeout
+        self._admin = admin
+        self._settings = settings
+        self._errors = errors
+        self._timeout = timeout
         self.known: set[str] = set()
 
     def require(self, topics: Collection[str]) -> None:

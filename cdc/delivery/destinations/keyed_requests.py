@@ -71,7 +71,9 @@ class KeyedRequests:
         self, post: Callable[[str, Sequence[RequestEntry]], RequestAnswer], limits: KeyedLimits, timeout: float
     ) -> None:
         """post: sends one request for a place, in any thread. timeout: seconds that a batch may fail without success"""
-        self._post, self._limits, self._timeout = post, limits, timeout
+        self._post = post
+        self._limits = limits
+        self._timeout = timeout
         self._lanes: dict[tuple[str, str], deque[RequestEntry]] = {}
         self._waiting = 0
         self._bytes = 0

@@ -26,7 +26,13 @@ PURGE_ALL: Final = 0x1 | 0x2
 COPY: Final = 0x2
 """Flag of a message: the client copies it before the call returns."""
 # kinds of pieces of a message: rd_kafka_vtype_t
-TOPIC_NAME, TOPIC, PARTITION, VALUE, KEY, FLAGS, HEADER = 1, 2, 3, 4, 5, 7, 9
+TOPIC_NAME = 1
+TOPIC = 2
+PARTITION = 3
+VALUE = 4
+KEY = 5
+FLAGS = 7
+HEADER = 9
 
 
 class _Memory(Structure):
