@@ -94,6 +94,53 @@ class _Failure:
     due: float
 
 
+@dataclass(slots=True, kw_only=True)
+class _FollowedView:
+    """One view, and what the engine knows of it."""
+
+    view: View
+    query: ViewQuery
+    fingerprint: str
+    relation: int
+    """Number of the view in the log of views."""
+    is_behind: bool
+    """Whether it has to be computed at the last cut, too."""
+    is_requested: bool = False
+    """Whether it is computed as a whole in the next step, because somebody asked for it."""
+    running: ViewThread | None = None
+    """Its computation, if that takes long."""
+    failure: _Failure | None = None
+    refreshed_at: float | None = None
+    """When it was computed as a whole; None if this process has not done so."""
+    figures: ViewFigures = field(default_factory=ViewFigures)
+
+    @property
+    def name(self) -> str:
+        return self.view.name
+
+    @property
+    def is_due_for_refresh(self) -> bool:
+        return self.refreshed_at is None or time.monotonic() - self.refreshed_at >= self.view.refresh.every
+
+    def stop(self) -> None:
+        """Stop its long computation, if there is one."""
+        if self.running is not None:
+            self.running.close()
+            self.running = None
+
+    def report_long_computation(self, computation: ViewComputation) -> None:
+        """Let the figures show how far a computation is."""
+        figures = self.figures
+        figures.work = Work(keys_left=None, seconds_left=None)
+        if computation.work.affected_keys:
+            figures.work = Work(keys_left=computation.work.keys_left, seconds_left=computation.work.seconds_left)
+        if self.failure is not None:
+            return  # it is tried again, and stays failed until that succeeds
+        what = "it is" if computation.task.changes is not None else "the whole view is"
+        since = f"{computation.began_at:%H:%M:%S} UTC"
+        figures.state, figures.reason = "behind", f"{what} computed since {since}; the other views continue"
+
+
 class ViewEngine:
     """The views of one pipeline; one thread calls its methods."""
 
@@ -106,34 +153,43 @@ class ViewEngine:
         session: SparkSession,
     ) -> None:
         """sink: the sink whose targets are the inputs. Raises the errors of `queries_of`."""
-        self._views, self._sink, self._log, self._change_log = views, sink, log_of_views, change_log
-        self._queries = queries_of(views)
+        self._sink = sink
+        self._log = log_of_views
+        self._change_log = change_log
         self._session = session
         self._idle: list[ViewThread] = [ViewThread(session, sink)]
-        self._running: dict[str, ViewThread] = {}
-        """Views whose computation takes long."""
-        self._failures: dict[str, _Failure] = {}
-        self._refreshed_at: dict[str, float] = {}
-        self._requested: set[str] = set()
-        """Views to compute as a whole in the next step, because somebody asked for it."""
         self.paused: frozenset[str] = frozenset()
         """Views that are not computed. Afterwards each gets its differences."""
         self.limits = ComputationLimits()
         self.patience = PATIENCE
         self.on_slice: Callable[[str, Work], None] = lambda _view, _work: None
         """Called after each slice of the affected keys of a view, in any thread."""
-        self._relations = _numbered([view.name for view in views], log_of_views.schemas())
-        self._fingerprints = {view.name: _fingerprint(view, self._queries[view.name], sink) for view in views}
-        self.figures = {view.name: ViewFigures() for view in views}
-        self._behind = {view.name for view in views if self._is_behind(view.name)}
-        """Views that have to be computed at the last cut, too."""
+        queries = queries_of(views)
+        relations = _numbered([view.name for view in views], log_of_views.schemas())
+        self._views: dict[str, _FollowedView] = {}
+        """Name of each view → the view, in the order of the definition."""
+        for view in views:
+            query = queries[view.name]
+            fingerprint = _fingerprint(view, query, sink)
+            self._views[view.name] = _FollowedView(
+                view=view,
+                query=query,
+                fingerprint=fingerprint,
+                relation=relations[view.name],
+                is_behind=_is_behind(view.name, query, fingerprint, log_of_views.computed_from),
+            )
+
+    @property
+    def figures(self) -> dict[str, ViewFigures]:
+        """Name of each view → what the engine did for it in the last step."""
+        return {name: view.figures for name, view in self._views.items()}
 
     @property
     def cuts_in_use(self) -> set[int]:
         """Positions of the cuts that the running computations and the next step read."""
         computed = self._log.computed_from
-        tasks = [thread.computation.task for thread in self._running.values()]
-        views = [view for name, view in computed.views.items() if name in self._behind]
+        tasks = self._running_tasks
+        views = self._computed_behind
         views += [view for task in tasks for view in (task.result, task.earlier) if view is not None]
         return {computed.cut, *(view.position for view in views)}
 
@@ -141,21 +197,33 @@ class ViewEngine:
     def oldest_cut(self) -> Position:
         """Position of the earliest cut from which a view continues: the change log must keep what follows it."""
         computed = self._log.computed_from
-        tasks = [thread.computation.task for thread in self._running.values()]
-        late = [found.position for name, found in computed.views.items() if name in self._behind]
-        late += [(task.earlier or task.result).position for task in tasks]
+        late = [view.position for view in self._computed_behind]
+        late += [(task.earlier or task.result).position for task in self._running_tasks]
         return Position(min([computed.cut, *late]))
+
+    @property
+    def _running_tasks(self) -> list[ViewTask]:
+        return [view.running.computation.task for view in self._views.values() if view.running is not None]
+
+    @property
+    def _computed_behind(self) -> list[ComputedView]:
+        """What the rows of the views were computed from that have to be computed at the last cut, too."""
+        computed = self._log.computed_from.views
+        return [computed[name] for name, view in self._views.items() if view.is_behind and name in computed]
 
     def is_due(self, record: Published) -> bool:
         """Return whether `advance` has something to do at a published cut."""
         last = self._log.computed_from.cut
-        has_result = any(thread.has_ended() for thread in self._running.values())
-        return record.position > last or (record.position == last and (has_result or bool(self._behind)))
+        if record.position != last:
+            return record.position > last
+        views = self._views.values()
+        return any(view.is_behind or (view.running is not None and view.running.has_ended()) for view in views)
 
     def refresh(self, name: str) -> None:
         """Compute a view as a whole in the next step."""
-        self._requested.add(name)
-        self._failures.pop(name, None)
+        if (view := self._views.get(name)) is not None:
+            view.is_requested = True
+            view.failure = None
 
     def advance(self, record: Published, source: CommitSource) -> bool:
         """Compute the views at a published cut of the inputs, the last one or a later one; return False if none is due.
@@ -168,34 +236,28 @@ class ViewEngine:
         step = self._step(record, cut)
         commit, computed = self._log.begin(cut), dict[str, ComputedView]()
         committed = Committed(commit.position, int(cut.position), self._log.computed_from.cut)
-        for view in self._views:
+        for view in self._views.values():
             result = self._compute(view, step, commit)
             if result is not None:
                 computed[view.name] = result.committed(committed, step.views.get(view.name))
         commit.commit(source, ComputedFrom(int(cut.position), computed))
         for thread in self._idle:
             thread.inputs.keep_only(step.inputs)
-        for view in self._views:
-            figures = self.figures[view.name]
-            figures.position = computed[view.name].position if view.name in computed else figures.position
-            figures.changed_rows = commit.rows.get(view.name, 0)
+        for view in self._views.values():
+            if view.name in computed:
+                view.figures.position = computed[view.name].position
+            view.figures.changed_rows = commit.rows.get(view.name, 0)
         return True
 
     def close(self) -> None:
         """Stop all computations."""
-        for thread in (*self._running.values(), *self._idle):
+        for view in self._views.values():
+            view.stop()
+        for thread in self._idle:
             thread.close()
 
-    def _is_behind(self, name: str) -> bool:
-        """Return whether a view was not computed at the last cut, although nobody has to wait for that."""
-        computed = self._log.computed_from
-        found = computed.views.get(name)
-        if found is None or found.fingerprint != self._fingerprints[name]:
-            return True
-        return found.position < computed.cut and self._queries[name].only_refresh is None
-
     def _step(self, record: Published, cut: Cut) -> _Step:
-        wanted = {topic for query in self._queries.values() for topic in query.inputs}
+        wanted = {topic for view in self._views.values() for topic in view.query.inputs}
         inputs = usable_inputs(record, wanted)
         schemas = {
             table.topic: TableSchema.from_json(table.schema)
@@ -206,26 +268,27 @@ class ViewEngine:
         self._change_log.refresh()
         return _Step(cut, self._log.computed_from.views, inputs, schemas, frozenset(dropped))
 
-    def _compute(self, view: View, step: _Step, commit: ViewCommit) -> ComputedView | None:
+    def _compute(self, view: _FollowedView, step: _Step, commit: ViewCommit) -> ComputedView | None:
         """Add the changes of one view to the commit, and return how its rows were computed; None if they cannot be."""
-        figures, began, earlier = self.figures[view.name], time.monotonic(), step.views.get(view.name)
+        figures = view.figures
+        began = time.monotonic()
         figures.work = Work()
-        self._behind.discard(view.name)
+        view.is_behind = False
         if view.name in self.paused:
-            self._stop(view.name)
+            view.stop()
             figures.state, figures.reason = "paused", f"paused: run 'cdc views resume {view.name}'"
-            return earlier
+            return step.views.get(view.name)
         depends_on = (tuple(step.inputs), tuple(step.schemas.values()))
-        failure = self._failures.get(view.name)
+        failure = view.failure
         if failure is not None and failure.depends_on == depends_on and began < failure.due:
             return None
         try:
-            found = self._add_changes(view, step, commit)
+            result = self._add_changes(view, step, commit)
         except (CdcError, PySparkException) as exc:
             if isinstance(exc, CdcError) and not _stops_one_view(exc):
                 raise
-            error = exc if isinstance(exc, CdcError) else _error_of(view, exc)
-            self._failures[view.name] = _Failure(depends_on, began + TRY_AGAIN)
+            error = exc if isinstance(exc, CdcError) else _error_of(view.name, exc)
+            view.failure = _Failure(depends_on, began + TRY_AGAIN)
             figures.state, figures.reason = "failed", f"{error.code} {error.message}"
             log.exception(
                 "a view stopped; the other views continue",
@@ -233,72 +296,79 @@ class ViewEngine:
                 reason=figures.reason,
                 exc_info=None if isinstance(exc, CdcError) else exc,
             )
-            self._mark(view, commit, TableState.NEEDS_RESYNC, figures.reason)
+            self._mark(view.name, commit, TableState.NEEDS_RESYNC, figures.reason)
             return None
-        self._failures.pop(view.name, None)
-        return found
+        view.failure = None
+        return result
 
-    def _add_changes(self, view: View, step: _Step, commit: ViewCommit) -> ComputedView | None:
+    def _add_changes(self, view: _FollowedView, step: _Step, commit: ViewCommit) -> ComputedView | None:
         """Compute a view, as long as the others can wait for it, or take the result of a long computation."""
-        query, figures, earlier = self._queries[view.name], self.figures[view.name], step.views.get(view.name)
-        missing = sorted(set(query.inputs) - set(step.inputs))
+        figures = view.figures
+        earlier = step.views.get(view.name)
+        missing = sorted(set(view.query.inputs) - set(step.inputs))
         if missing:
-            self._stop(view.name)
+            view.stop()
             reason = f"{missing[0]} is not complete in sink {self._sink.name!r}"
             if missing[0] in step.dropped:
                 reason = (
                     f"the source dropped table {missing[0]}; the view keeps its rows until the table is there again"
                 )
             figures.state, figures.reason = "waiting", reason
-            self._mark(view, commit, TableState.SNAPSHOTTING, figures.reason)
+            self._mark(view.name, commit, TableState.SNAPSHOTTING, figures.reason)
             return None
-        thread, patience = self._running.pop(view.name, None), 0.0
+        thread = view.running
+        view.running = None
+        patience = 0.0
         if thread is None:
             task = self._task(view, step)
             if task is None:
                 figures.state, figures.reason = "live", ""
                 return earlier
-            thread, patience = self._start(task), self.patience
+            thread = self._start(task)
+            patience = self.patience
         if not thread.has_ended(patience):
-            self._running[view.name] = thread
-            self._report_long_computation(view.name, thread.computation)
+            view.running = thread
+            view.report_long_computation(thread.computation)
             return earlier
         self._idle.append(thread)
         computation = thread.result()
         with commit.view(view.name):
-            found = computation.add_to(commit)
-        figures.work, figures.state, figures.reason = computation.work, "live", ""
+            result = computation.add_to(commit)
+        figures.work = computation.work
+        figures.state = "live"
+        figures.reason = ""
         if computation.task.changes is None:
-            self._refreshed_at[view.name] = time.monotonic()
-        if found.position < step.cut.position:
+            view.refreshed_at = time.monotonic()
+        if result.position < step.cut.position:
             figures.state, figures.reason = "behind", "changes of its tables during a long computation follow"
-            self._behind.add(view.name)
-        return found
+            view.is_behind = True
+        return result
 
-    def _task(self, view: View, step: _Step) -> ViewTask | None:
+    def _task(self, view: _FollowedView, step: _Step) -> ViewTask | None:
         """Return what to compute of a view; None if it is at the cut, or is only refreshed and that is not due."""
-        query, fingerprint = self._queries[view.name], self._fingerprints[view.name]
-        versions, earlier = self._log.versions(view.name), step.views.get(view.name)
+        query = view.query
+        versions = self._log.versions(view.name)
+        earlier = step.views.get(view.name)
         known = versions[-1] if versions else None
-        if known is None or earlier is None or earlier.fingerprint != fingerprint:
+        if known is None or earlier is None or earlier.fingerprint != view.fingerprint:
             known = earlier = None
-        elif earlier.position == step.cut.position and view.name not in self._requested:
+        elif earlier.position == step.cut.position and not view.is_requested:
             return None
-        floor = floor_at(step.cut, view.keep, None if earlier is None else earlier.floor)
+        floor = floor_at(step.cut, view.view.keep, None if earlier is None else earlier.floor)
         inputs = {topic: step.inputs[topic] for topic in query.inputs}
-        result = ComputedView(fingerprint, int(step.cut.position), inputs, floor)
+        result = ComputedView(view.fingerprint, int(step.cut.position), inputs, floor)
         changes: Mapping[str, pa.Array] | None = None
-        if earlier is not None and view.name not in self._requested:
-            found = self._changes(earlier, result, step)
-            if query.only_refresh is not None and found != {} and not self._is_due_for_refresh(view):
+        if earlier is not None and not view.is_requested:
+            input_changes = self._changes(earlier, result, step)
+            if query.only_refresh is not None and input_changes != {} and not view.is_due_for_refresh:
                 return None
-            if query.only_refresh is None or not found:
-                changes = found
-        self._requested.discard(view.name)
+            if query.only_refresh is None or not input_changes:
+                changes = input_changes
+        view.is_requested = False
         return ViewTask(
-            view=view,
+            view=view.view,
             query=query,
-            relation=self._relations[view.name],
+            relation=view.relation,
             versions=versions,
             known=known,
             earlier=earlier,
@@ -319,11 +389,11 @@ class ViewEngine:
             )
         changes = {}
         for topic, version in result.inputs.items():
-            found = _changes_of(version, earlier.inputs.get(topic), step.changes[earlier.position])
-            if found is None:
+            keys = _changes_of(version, earlier.inputs.get(topic), step.changes[earlier.position])
+            if keys is None:
                 return None
-            if len(found):
-                changes[topic] = found
+            if len(keys):
+                changes[topic] = keys
         return changes
 
     def _start(self, task: ViewTask) -> ViewThread:
@@ -331,33 +401,19 @@ class ViewEngine:
         thread.start(ViewComputation(task))
         return thread
 
-    def _report_long_computation(self, name: str, running: ViewComputation) -> None:
-        """Let the figures of a view show how far its computation is."""
-        figures = self.figures[name]
-        figures.work = Work(keys_left=None, seconds_left=None)
-        if running.work.affected_keys:
-            figures.work = Work(keys_left=running.work.keys_left, seconds_left=running.work.seconds_left)
-        if name in self._failures:
-            return  # it is tried again, and stays failed until that succeeds
-        what = "it is" if running.task.changes is not None else "the whole view is"
-        since = f"{running.began_at:%H:%M:%S} UTC"
-        figures.state, figures.reason = "behind", f"{what} computed since {since}; the other views continue"
-
-    def _stop(self, name: str) -> None:
-        """Stop the long computation of a view, if there is one."""
-        thread = self._running.pop(name, None)
-        if thread is not None:
-            thread.close()
-
-    def _mark(self, view: View, commit: ViewCommit, state: TableState, reason: str) -> None:
+    def _mark(self, name: str, commit: ViewCommit, state: TableState, reason: str) -> None:
         """Add a version of a view in another state, if the log has the view in a different one."""
-        known = self._log.schemas().get(view.name)
+        known = self._log.schemas().get(name)
         if known is not None and (known.state, known.reason) != (state, reason):
             commit.add_version(known.flagged(state, reason))
 
-    def _is_due_for_refresh(self, view: View) -> bool:
-        last = self._refreshed_at.get(view.name)
-        return last is None or time.monotonic() - last >= view.refresh.every
+
+def _is_behind(name: str, query: ViewQuery, fingerprint: str, computed: ComputedFrom) -> bool:
+    """Return whether a view was not computed at the last cut, although nobody has to wait for that."""
+    view = computed.views.get(name)
+    if view is None or view.fingerprint != fingerprint:
+        return True
+    return view.position < computed.cut and query.only_refresh is None
 
 
 def _fingerprint(view: View, query: ViewQuery, sink: DeltaSinkDefinition) -> str:
@@ -387,11 +443,11 @@ def _stops_one_view(error: CdcError) -> bool:
     return isinstance(error, ViewError) or error.reaction is Reaction.QUARANTINE
 
 
-def _error_of(view: View, exc: PySparkException) -> CdcError:
+def _error_of(name: str, exc: PySparkException) -> CdcError:
     if (error := worker_error(exc)) is not None:
         return error
     text = str(exc).partition("\n")[0]
-    return ViewFailed(f"view {view.name!r} cannot be computed: {text[:300]}")
+    return ViewFailed(f"view {name!r} cannot be computed: {text[:300]}")
 
 
 def _numbered(names: Sequence[str], known: Mapping[str, TableSchema]) -> dict[str, int]:

@@ -305,7 +305,9 @@ def test_a_view_that_is_behind_continues_after_a_restart(tmp_path: Path, spark: 
         shop.engine.advance(shop.publish(), SOURCE)
         shop.write(("shop.items", "d", ("3",)))
         record = shop.publish()
-        until(shop.engine._running["shop.v_totals"].has_ended, "a result", every=0.01)
+        running = shop.engine._views["shop.v_totals"].running
+        assert running is not None
+        until(running.has_ended, "a result", every=0.01)
         shop.engine.advance(record, SOURCE)
         figures = shop.engine.figures["shop.v_totals"]
         assert (figures.state, figures.changed_rows) == ("behind", 3)
@@ -331,11 +333,12 @@ def test_a_long_computation_ends_when_its_view_is_paused_or_the_process_ends(
         for name in ("A", "B"):
             shop.write(("shop.customers", "u", ("2", name)))
             shop.engine.advance(shop.publish(), SOURCE)
-            assert list(shop.engine._running) == ["shop.v_totals"]
+            assert shop.engine._views["shop.v_totals"].running is not None
             shop.engine.paused = frozenset({"shop.v_totals"})
             shop.write(("shop.customers", "u", ("1", name)))
             shop.engine.advance(shop.publish(), SOURCE)
-            assert (shop.engine._running, shop.rows("shop.v_totals")) == ({}, before)
+            assert shop.engine._views["shop.v_totals"].running is None
+            assert shop.rows("shop.v_totals") == before
             shop.engine.paused = frozenset()
         shop.write(("shop.items", "d", ("3",)))
         shop.engine.advance(record := shop.publish(), SOURCE)
@@ -435,7 +438,9 @@ def test_a_failed_view_stays_failed_while_it_is_tried_again(tmp_path: Path, spar
         shop.compute()
         figures = shop.engine.figures["shop.v_sums"]
         reason = figures.reason
-        shop.engine._failures["shop.v_sums"].due = 0.0
+        failure = shop.engine._views["shop.v_sums"].failure
+        assert failure is not None
+        failure.due = 0.0
         shop.engine.patience = 0.0
         shop.write(("shop.items", "c", ("2", "1", "b", "1", "1.00")))
         shop.engine.advance(record := shop.publish(), SOURCE)
