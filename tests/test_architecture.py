@@ -102,6 +102,8 @@ KINDS_OF_SINKS = (
 """Modules and packages of single kinds of sinks."""
 OF_DESTINATIONS = ("cdc.config.destinations", "cdc.delivery.destinations")
 """The definitions of the destinations of deliveries, and the destinations with their table."""
+COMMIT_NAME = re.compile(r":020d\}\.json")
+"""The name of a commit file of Delta: twenty digits."""
 BODY_LINES = 60
 PARAMETERS = 5
 KERNELS = {"cdc.pgoutput.columnar_decoder", "cdc.pgoutput.copy_kernel", "cdc.pgoutput.kernel"}
@@ -350,6 +352,13 @@ def test_tests_use_no_mocks_and_do_not_sleep(module: Module) -> None:
     assert {"monkeypatch.setattr", "mock.patch"} & module.attributes == set()
     if not module.place.startswith("tests/benchmarks/"):  # a benchmark keeps a pace, which is no waiting for a signal
         assert {"time.sleep", "asyncio.sleep"} & (module.attributes | module.imports) == set()
+
+
+def test_exactly_one_module_makes_a_delta_commit_file() -> None:
+    making = {module.name for module in modules("cdc", "pipelines") if "encode_commit" in module.names}
+    naming = {module.name for module in modules("cdc", "pipelines") if COMMIT_NAME.search(module.text)}
+
+    assert making == naming == {"cdc.log.delta_commits"}
 
 
 @of_every("cdc", "pipelines")

@@ -26,7 +26,7 @@ from cdc.failpoint import hit
 from cdc.log.bucket_files import Root
 from cdc.log.checkpoint_rows import UnknownActions, encode_checkpoint, later_rows
 from cdc.log.delta_actions import decode_commit
-from cdc.log.disk_format import commit_file
+from cdc.log.delta_commits import commit_file
 
 HOUR: Final = 3600.0
 ASIDE: Final = "_checkpoint"

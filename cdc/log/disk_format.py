@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -90,7 +90,6 @@ class FilePath(Protocol):
     def __truediv__(self, below: str, /) -> Self: ...
 
 
-_P = TypeVar("_P", bound=FilePath)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -315,11 +314,6 @@ def _iso_milliseconds(micros: int) -> str:
 def segment_of(relative: str) -> int:
     """Return the segment number in the path of a data file relative to its table: `segment=7/x.parquet` → 7."""
     return int(relative.partition("/")[0].removeprefix("segment="))
-
-
-def commit_file(table: _P, version: int) -> _P:
-    """Return the path of the commit file in `_delta_log` that created this version of the table."""
-    return table / "_delta_log" / f"{version:020d}.json"
 
 
 def trimmed_id(log_id: str) -> str:

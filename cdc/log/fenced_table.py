@@ -40,12 +40,12 @@ from cdc.log.delta_actions import (
     add_action,
     commit_info,
     decode_commit,
-    encode_commit,
     remove_action,
     txn_action,
 )
 from cdc.log.delta_checkpoint import checkpoint, checkpoint_in_bucket, last_checkpoint
-from cdc.log.disk_format import FORMAT, PROPERTIES, TABLE_SCHEMA, LogIdentity, commit_file, format_of, segment_of
+from cdc.log.delta_commits import commit_file, create_commit, replace_commit, rewrite_commit
+from cdc.log.disk_format import FORMAT, PROPERTIES, TABLE_SCHEMA, LogIdentity, format_of, segment_of
 from cdc.log.table_io import (
     add_actions,
     footer,
@@ -208,7 +208,7 @@ class FencedTable:
             *actions,
         ]
         self._attempted = fields[TOKEN]
-        self._create(encode_commit(written), fields[TOKEN])
+        self._create(written, fields[TOKEN])
         self._token, self._version, self._position = fields[TOKEN], self.next_version, int(position)
         self._checkpoint_if_due()
 
@@ -236,17 +236,30 @@ class FencedTable:
         """
         return {"remove": remove_action(relative, size, _partition(relative), data_change=data_change)}
 
-    def _create(self, content: bytes, token: str) -> None:
+    def _create(self, actions: Sequence[Action], token: str) -> None:
         """Create the next commit. After LogUnreachable or OSError the commit may exist nevertheless."""
         hit(f"before_commit_of_{self.path.name}")
         commit = commit_file(self.path, self.next_version)
         try:
-            _create_commit(commit, content)
+            self._create_once(commit, actions)
         except FileExistsError as exc:
             if _token_in(commit) != token:  # a repeated request finds the commit that the first request created
                 raise self._fenced_error() from exc
         if self._is_overtaken():
             raise self._fenced_error()
+
+    def _create_once(self, commit: Root, actions: Sequence[Action]) -> None:
+        """Create the next commit durably, in this file; raises FileExistsError if it exists."""
+
+        def create(path: str, content: bytes) -> None:
+            atomic_file.create(self.path / path, content)
+
+        try:
+            create_commit(create, self.next_version, actions)
+        except FileExistsError:
+            if _token_in(commit) is not None:
+                raise
+            create_commit(create, self.next_version, actions)  # the store refused a missing file without a reason
 
     def _is_overtaken(self) -> bool:
         """Return whether log clean-up had removed another writer's commit before this writer created the same version.
@@ -266,16 +279,11 @@ class FencedTable:
         )
 
     def _rewrite_latest_commit(self) -> None:
-        """Write the latest commit to a new file and sync it, so that everything readers can see is durable.
-
-        To repeat the fsync of the existing file is not enough: if an fsync has failed before, the kernel may have
-        marked the pages of the file as clean without writing them.
-        """
+        """Write the latest commit to a new file and sync it, so that everything readers can see is durable."""
         if isinstance(self.path, BucketPath):  # an object store makes a commit durable before it is visible
             return
-        commit = commit_file(self.path, self._table.version())
         try:
-            atomic_file.replace(commit, commit.read_bytes())
+            rewrite_commit(self.path, self._table.version())
             atomic_file.sync(self.path)
             atomic_file.sync(self.path.parent)
         except OSError as exc:
@@ -346,19 +354,9 @@ def repair_torn_commit(path: Root) -> None:
         commit=str(newest),
     )
     if before := _actions(commit_file(path, max(numbers) - 1)) if max(numbers) else None:
-        atomic_file.replace(newest, encode_commit([next(action for action in before if "commitInfo" in action)]))
+        replace_commit(path, max(numbers), [next(action for action in before if "commitInfo" in action)])
     elif not max(numbers):
         newest.unlink()
-
-
-def _create_commit(commit: Root, content: bytes) -> None:
-    """Create a commit file durably; raises FileExistsError if it exists."""
-    try:
-        atomic_file.create(commit, content)
-    except FileExistsError:
-        if _token_in(commit) is not None:
-            raise
-        atomic_file.create(commit, content)  # the file is missing: the store refused it without a reason
 
 
 def _token_in(commit: Root) -> str | None:

@@ -23,16 +23,8 @@ from cdc.errors import LogCorrupt, LogError
 from cdc.log import read_plan
 from cdc.log.bucket_files import BucketPath, Root, as_root, storage_errors
 from cdc.log.compacted_table import CompactedState, read_compacted_state
-from cdc.log.disk_format import (
-    CHANGES,
-    COMPACTED,
-    CommitInfo,
-    LogFile,
-    LogIdentity,
-    commit_file,
-    format_of,
-    trimmed_id,
-)
+from cdc.log.delta_commits import commit_file
+from cdc.log.disk_format import CHANGES, COMPACTED, CommitInfo, LogFile, LogIdentity, format_of, trimmed_id
 from cdc.log.file_selection import EVERY_ROW, MAX_BYTES, TableSelection
 from cdc.log.parquet_check import unreadable_file_error
 from cdc.log.table_io import (

@@ -16,7 +16,8 @@ from cdc.errors import LogCorrupt
 from cdc.log.bucket_files import BucketPath, Root
 from cdc.log.delta_actions import decode_commit
 from cdc.log.delta_checkpoint import last_checkpoint
-from cdc.log.disk_format import LogFile, commit_file, log_file_of_action, log_file_of_add
+from cdc.log.delta_commits import commit_file
+from cdc.log.disk_format import LogFile, log_file_of_action, log_file_of_add
 from cdc.log.table_io import add_actions, last_commit_info, open_table, transaction_version, update_table
 
 REOPEN_AFTER: Final = 64

@@ -20,7 +20,8 @@ from cdc.failpoint import hit
 from cdc.log import consumers
 from cdc.log.bucket_files import Root, as_root
 from cdc.log.compacted_table import CompactedWriter, Run, WrittenFile
-from cdc.log.disk_format import CHANGES, LogFile, commit_file
+from cdc.log.delta_commits import commit_file
+from cdc.log.disk_format import CHANGES, LogFile
 from cdc.log.fenced_table import sync_commit
 from cdc.log.reader import LogReader
 from cdc.position import Position

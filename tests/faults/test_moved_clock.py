@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from cdc.errors import LogFenced
-from cdc.log.disk_format import CHANGES, COMPACTED, commit_file
+from cdc.log.delta_commits import commit_file
+from cdc.log.disk_format import CHANGES, COMPACTED
 from cdc.log.reader import LogReader
 from cdc.log.trim_plan import Retention
 from cdc.log.vacuum import vacuum

@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
 from cdc.errors import LogFormatUnknown
-from cdc.log.disk_format import (
-    FORMAT,
-    CommitInfo,
-    CommitSource,
-    LogIdentity,
-    commit_file,
-    delta_statistics,
-    format_of,
-    segment_of,
-)
+from cdc.log.disk_format import FORMAT, CommitInfo, CommitSource, LogIdentity, delta_statistics, format_of, segment_of
 from cdc.lsn import Lsn
 from cdc.position import Position
 from tests.log.rows import row, table
@@ -70,6 +60,5 @@ def test_statistics_have_the_bounds_of_every_column_that_excludes_files() -> Non
     assert found["minValues"]["committed_at"].endswith("Z")
 
 
-def test_paths_name_the_segment_and_the_version() -> None:
+def test_the_path_of_a_data_file_names_its_segment() -> None:
     assert segment_of("segment=12/x.parquet") == 12
-    assert commit_file(Path("changes"), 3) == Path("changes/_delta_log/00000000000000000003.json")

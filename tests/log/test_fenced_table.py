@@ -9,7 +9,8 @@ from deltalake import DeltaTable, TableFeatures
 
 from cdc.errors import LogFormatUnknown
 from cdc.log.compacted_table import read_compacted_state
-from cdc.log.disk_format import CHANGES, COMPACTED, commit_file
+from cdc.log.delta_commits import commit_file
+from cdc.log.disk_format import CHANGES, COMPACTED
 from cdc.log.fenced_table import FencedTable
 from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter

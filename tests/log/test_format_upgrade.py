@@ -14,7 +14,8 @@ from cdc.log.audit.delta_tables import parse_commit
 from cdc.log.audit.verify import verify
 from cdc.log.bucket_files import Root
 from cdc.log.compacted_table import CompactedWriter, read_compacted_state
-from cdc.log.disk_format import CHANGES, COMPACTED, FORMAT, LogIdentity, commit_file, format_of
+from cdc.log.delta_commits import commit_file
+from cdc.log.disk_format import CHANGES, COMPACTED, FORMAT, LogIdentity, format_of
 from cdc.log.format_upgrade import STEPS, MigrationResult, describe, migrate_log
 from cdc.log.reader import LogReader
 from cdc.log.table_io import open_table

@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.errors import LogCorrupt, LogFenced
-from cdc.log.disk_format import CHANGES, GROUP, SMALL_GROUP, LogFile, commit_file
+from cdc.log.delta_commits import commit_file
+from cdc.log.disk_format import CHANGES, GROUP, SMALL_GROUP, LogFile
 from cdc.log.reader import LogReader
 from cdc.log.removed_file_records import list_removals
 from cdc.log.retrying_writer import RetryingWriter

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from cdc.errors import LogCorrupt
 from cdc.log.delta_checkpoint import checkpoint
-from cdc.log.disk_format import CHANGES, commit_file, trimmed_id
+from cdc.log.delta_commits import commit_file
+from cdc.log.disk_format import CHANGES, trimmed_id
 from cdc.log.fenced_table import CHECKPOINT_EVERY
 from cdc.log.table_io import open_table
 from cdc.log.table_view import REOPEN_AFTER, LogTableView

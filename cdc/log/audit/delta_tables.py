@@ -23,7 +23,8 @@ from cdc.log import consumers, epoch_and_slot_records, removed_file_records
 from cdc.log.audit.finding import AuditFinding, DamageKind
 from cdc.log.audit.rows import CommitClaim
 from cdc.log.bucket_files import BucketPath, Root
-from cdc.log.disk_format import CHANGES, COMPACTED, CommitInfo, LogIdentity, commit_file, floor_id, trimmed_id
+from cdc.log.delta_commits import commit_file, commit_name
+from cdc.log.disk_format import CHANGES, COMPACTED, CommitInfo, LogIdentity, floor_id, trimmed_id
 from cdc.log.parquet_check import open_for_random_access
 from cdc.log.table_io import (
     add_actions,
@@ -184,7 +185,7 @@ def read_commits(table: Root, log_id: str) -> CommitHistory:
             continue
         except (ValueError, KeyError, TypeError, AttributeError):
             remedy = _TORN if version == versions[-1] else _RESTORE
-            found.findings.append(_finding(table, f"{version:020d}.json", "the commit cannot be read", remedy))
+            found.findings.append(_finding(table, commit_name(version), "the commit cannot be read", remedy))
             before = None
             continue
         found.findings += _faults(table, version, commit, before)
@@ -294,7 +295,7 @@ def _count(add: Mapping[str, Any]) -> int:
 
 
 def _faults(table: Root, version: int, commit: CommitRecord, before: int | None) -> Iterator[AuditFinding]:
-    name = f"{version:020d}.json"
+    name = commit_name(version)
     if before is not None and commit.position is not None and commit.position < before:
         text = f"the position decreases from {Position(before)!s} to {Position(commit.position)!s}"
         yield _finding(table, name, text, "find out which other program writes to the table")

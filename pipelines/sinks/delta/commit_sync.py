@@ -17,7 +17,7 @@ from urllib.parse import unquote
 from cdc import atomic_file
 from cdc.log.delta_actions import Action, decode_commit
 from cdc.log.delta_checkpoint import HINT
-from cdc.log.disk_format import commit_file
+from cdc.log.delta_commits import commit_file
 from pipelines.sinks.delta.indexed.deletion_vectors import path_of
 
 LOG: Final = "_delta_log"

@@ -23,10 +23,10 @@ from deltalake import DeltaTable
 
 from cdc.config import SchemaChanges
 from cdc.errors import SinkUnavailable
+from cdc.log.delta_commits import commit_path
 from cdc.table import TableSchema
 from pipelines.sinks.delta.damage_errors import reading
 from pipelines.sinks.delta.delta_log_cleanup import CHECKPOINT_EVERY, is_newest
-from pipelines.sinks.delta.indexed.delta_log import commit_path
 from pipelines.sinks.delta.indexed.table_storage import storage_of
 from pipelines.sinks.delta.schema_evolution import ColumnChange
 from pipelines.sinks.delta.table_properties import TableMetadata

@@ -25,7 +25,7 @@ import structlog
 from cdc.errors import TargetDamaged
 from cdc.log.delta_actions import Action, decode_commit
 from cdc.log.delta_checkpoint import HINT
-from cdc.log.disk_format import commit_file
+from cdc.log.delta_commits import commit_file
 from pipelines.sinks.delta.commit_sync import LOG, added_files, remove_commits
 
 TXN_NAMED: Final = "cdc.txn"

@@ -21,7 +21,7 @@ from deltalake.exceptions import DeltaError
 from cdc import atomic_file
 from cdc.failpoint import hit
 from cdc.log.delta_checkpoint import HINT, checkpoint_at, version_of
-from cdc.log.disk_format import commit_file
+from cdc.log.delta_commits import commit_file
 from pipelines.sinks.delta.indexed.delta_log import LiveFiles, vector_paths
 from pipelines.sinks.delta.indexed.table_storage import storage_of
 

@@ -13,9 +13,9 @@ from typing import Final
 import structlog
 
 from cdc.log.delta_actions import Action, decode_commit
+from cdc.log.delta_commits import commit_path
 from pipelines.runtime.sink_status_reporter import ExternalCommit, ExternalCommitReport
 from pipelines.sinks.delta.delta_target import APP_ID, DeltaTarget
-from pipelines.sinks.delta.indexed.delta_log import commit_path
 from pipelines.sinks.delta.indexed.table_storage import storage_of
 
 MISSING: Final = "UNKNOWN"

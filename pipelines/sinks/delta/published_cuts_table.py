@@ -27,7 +27,8 @@ from cdc import atomic_file
 from cdc.errors import CutUnderOtherRules, SinkFenced, SinkOfAnotherLog
 from cdc.failpoint import hit
 from cdc.log.computed_views import cut_of_commit
-from cdc.log.delta_actions import add_action, commit_info, encode_commit, txn_action
+from cdc.log.delta_actions import add_action, commit_info, txn_action
+from cdc.log.delta_commits import create_commit
 from cdc.position import Position
 from cdc.stores.cut_retention import kept_cuts
 from cdc.stores.lake_reader import PUBLISHED_AT, PUBLISHED_SCHEMA, list_cuts, read_published
@@ -37,7 +38,7 @@ from cdc.target_names import record_of_views
 from pipelines.sinks.delta.commit_sync import sync_commits
 from pipelines.sinks.delta.damaged_commits import remove_damaged_newest
 from pipelines.sinks.delta.delta_log_cleanup import CHECKPOINT_EVERY, is_newest, remove_old_commits, write_checkpoint
-from pipelines.sinks.delta.indexed.delta_log import LiveFile, LiveFiles, commit_path, new_data_path
+from pipelines.sinks.delta.indexed.delta_log import LiveFile, LiveFiles, new_data_path
 from pipelines.sinks.delta.indexed.table_storage import storage_of
 from pipelines.sinks.delta.new_data_files import statistics
 from pipelines.sinks.delta.table_properties import create_table
@@ -198,7 +199,7 @@ class PublishedTable:
         own = set[Path]() if "://" in self._uri else {Path(self._uri), Path(self._uri) / path}
         atomic_file.sync_all(own.union(unsynced))
         try:
-            self._storage.create_durably(commit_path(self._version + 1), encode_commit(actions))
+            create_commit(self._storage.create_durably, self._version + 1, actions)
         except FileExistsError as exc:
             raise self._fenced_error() from exc
         self._confirm(self._version + 1, record)

@@ -20,9 +20,10 @@ from deltalake import DeltaTable, TableFeatures
 from deltalake.exceptions import CommitFailedError
 from deltalake.schema import Schema
 
-from cdc.log.delta_actions import Action, commit_info, decode_commit, encode_commit
+from cdc.log.delta_actions import Action, commit_info, decode_commit
+from cdc.log.delta_commits import LOG_FOLDER, commit_path, create_commit
 from cdc.stores.unsupported_table_features import unsupported_features
-from pipelines.sinks.delta.indexed.delta_log import ATTEMPTS, commit_path
+from pipelines.sinks.delta.indexed.delta_log import ATTEMPTS
 from pipelines.sinks.delta.indexed.table_storage import storage_of
 from pipelines.sinks.delta.target_layout import DELETION_VECTORS, STATISTICS
 
@@ -69,9 +70,9 @@ def create_table(uri: str, columns: pa.Schema, **options: Any) -> tuple[TableMet
     )
     actions = [commit_info("CREATE TABLE", engineInfo="cdc"), _protocol(kinds, properties), metadata]
     storage = storage_of(uri)
-    storage.make_folder("_delta_log")
+    storage.make_folder(LOG_FOLDER)
     try:
-        storage.create_durably(commit_path(0), encode_commit(actions))
+        create_commit(storage.create_durably, 0, actions)
     except FileExistsError as exc:
         raise CommitFailedError(f"another client created a table at {uri!r}") from exc
     return created, actions
@@ -121,7 +122,7 @@ def set_properties(uri: str, table: DeltaTable, properties: Mapping[str, str]) -
         )
         actions = [commit_info("SET TBLPROPERTIES", engineInfo="cdc"), metadata]
         try:
-            storage.create_durably(commit_path(table.version() + 1), encode_commit(actions))
+            create_commit(storage.create_durably, table.version() + 1, actions)
         except FileExistsError:
             table.update_incremental()
             continue

@@ -27,7 +27,8 @@ from pyroaring import BitMap
 
 from cdc.log.boot_clock import SECOND, BootTimestamp
 from cdc.log.checkpoint_rows import UnknownActions, encode_checkpoint, later_rows
-from cdc.log.delta_actions import Action, decode_commit, encode_commit, remove_action
+from cdc.log.delta_actions import Action, decode_commit, remove_action
+from cdc.log.delta_commits import commit_path, create_commit
 from pipelines.sinks.delta.indexed.deletion_vectors import Descriptor, decode, path_of
 from pipelines.sinks.delta.indexed.table_storage import TableStorage, plain_schema
 
@@ -240,7 +241,7 @@ class LiveFiles:
         """
         if self.storage.is_gone(commit_path(self.version)):
             raise DirectoryReplaced(f"the commit file of version {self.version} no longer exists")
-        self.storage.create(commit_path(self.version + 1), encode_commit(actions))
+        create_commit(self.storage.create, self.version + 1, actions)
         self.version += 1
         self._keep(actions)
         for action in actions:
@@ -284,7 +285,7 @@ class LiveFiles:
         """
         if version <= self.version:
             raise ValueError(f"cannot skip from version {self.version!r} back to {version!r}")
-        self.storage.create_durably(commit_path(version), encode_commit(commit))
+        create_commit(self.storage.create_durably, version, commit)
         content, hint = encode_checkpoint(self._checkpoint_rows(lambda _remove: True), version)
         self.storage.create_durably(checkpoint_path(version), content)
         self.storage.replace(_HINT, hint)
@@ -384,11 +385,6 @@ class LiveFiles:
 def new_data_path() -> str:
     """Return a path for a data file that does not exist yet."""
     return f"part-00000-{uuid.uuid4()}-c000.snappy.parquet"
-
-
-def commit_path(version: int) -> str:
-    """Return the path of a commit file, relative to the table's directory."""
-    return f"_delta_log/{version:020d}.json"
 
 
 def checkpoint_path(version: int) -> str:

@@ -20,6 +20,7 @@ from pyspark.sql import SparkSession
 
 from cdc.log.boot_clock import SECOND
 from cdc.log.delta_actions import Action
+from cdc.log.delta_commits import commit_path
 from pipelines.sinks.delta.indexed.deletion_vectors import DamagedVector
 from pipelines.sinks.delta.indexed.delta_log import (
     RECENT,
@@ -27,7 +28,6 @@ from pipelines.sinks.delta.indexed.delta_log import (
     LiveFiles,
     LogNotReadable,
     checkpoint_path,
-    commit_path,
     vector_paths,
 )
 from pipelines.sinks.delta.indexed.table_storage import LocalStorage
