@@ -56,6 +56,8 @@ EVERYWHERE: Final = {
     "spark.sql.streaming.metricsEnabled": "false",
     "spark.python.worker.reuse": "true",
     "spark.ui.enabled": "false",
+    # a bar of characters that a terminal overwrites fills the journal of a service
+    "spark.ui.showConsoleProgress": "false",
 }
 """Spark settings of every session; SparkSettings.conf overrides them."""
 
@@ -88,7 +90,6 @@ ON_ONE_MACHINE: Final = {
     "spark.driver.memory": "1g",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    "spark.ui.showConsoleProgress": "false",
     "spark.cleaner.periodicGC.interval": "10min",
     # adaptive planning helps large joins, and costs a small batch more than its fold
     "spark.sql.adaptive.enabled": "false",

@@ -186,6 +186,7 @@ def test_a_driver_executors_and_python_workers_that_are_killed_leave_the_target_
     assert all(job.cluster.finished_tasks_by_worker().values()), job.output()
     assert job.cluster.tasks("Fetching .*cdc-code.zip")
     assert KEY not in job.printed() + job.cluster.output()
+    assert "[Stage" not in job.printed(), "a bar of progress in the journal"
 
     for kill in (kill_python_workers, kill_executor):
         job.kill_until_tasks_start_again(kill)
