@@ -130,13 +130,13 @@ def _verify_parser(verbs: Any) -> argparse.ArgumentParser:
     verify.add_argument("--sink", action="append", default=[], help="compare only this sink; may be repeated")
     verify.add_argument(
         "--mode",
-        choices=[one.value for one in VerifyMode],
+        choices=[choice.value for choice in VerifyMode],
         default=VerifyMode.ROWS.value,
         help="compare rows, digests or counts; default: rows",
     )
     verify.add_argument(
         "--against",
-        choices=[one.value for one in Against],
+        choices=[choice.value for choice in Against],
         default=Against.SOURCE.value,
         help="compare with the source or the log; default: the source",
     )
@@ -232,9 +232,9 @@ def _check(arguments: argparse.Namespace) -> int:
     defined = import_module("cdc.capture.startup_checks").defined_tables(definition)
     tables = list(unwritable_tables.tables_of_sinks(definition, defined, {sink.name for sink in definition.sinks}))
     with _spark_at_first_call(new_sink_check.local_settings(definition)) as session:
-        found = new_sink_check.find_unresolved_rules(tables, session)
-    if found:
-        raise InvalidDefinition.from_issues(issues_in_file(arguments.config, found))
+        conflicts = new_sink_check.find_unresolved_rules(tables, session)
+    if conflicts:
+        raise InvalidDefinition.from_issues(issues_in_file(arguments.config, conflicts))
     emit(
         "check", json=arguments.json, summary=f"Spark resolved the rules of {len(tables)} tables", result={"flaws": []}
     )

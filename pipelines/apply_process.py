@@ -172,7 +172,9 @@ def _run_sinks(definition: Definition, reporter: ProgressReporter, parts: SinkPa
         threads = [pool.submit(_run_sink, runner, ended, pause) for runner in runners]
         try:
             while (
-                not end.stop.wait(check_every) and parts.spark.error is None and not any(one.done() for one in threads)
+                not end.stop.wait(check_every)
+                and parts.spark.error is None
+                and not any(thread.done() for thread in threads)
             ):
                 started = parts.spark.available is not None
                 reporter.figures.set(metrics.SPARK_STARTED, float(started), definition.name)

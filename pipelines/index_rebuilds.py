@@ -88,8 +88,8 @@ class IndexRebuilds:
 
     def _reader(self, sink: SearchSinkDefinition) -> SearchReader:
         """Return a reader of the present published record of a sink."""
-        known = self._readers.get(sink.name)
-        reader = open_search(sink) if known is None else known.reopen()
+        opened = self._readers.get(sink.name)
+        reader = open_search(sink) if opened is None else opened.reopen()
         self._readers[sink.name] = reader
         return reader
 

@@ -35,17 +35,19 @@ class NewSinkCheck:
     def check(self, log: LogReader, session: SessionProvider) -> None:
         """Raise one InvalidDefinition with all errors of the sinks that have not published anything."""
         new = {
-            one.name for one in self.definition.sinks if one.name in self.sinks and not reading_of(one).is_begun(one)
+            sink.name
+            for sink in self.definition.sinks
+            if sink.name in self.sinks and not reading_of(sink).is_begun(sink)
         }
         tables = tables_in(log) if new else []
         occupied = path_conflicts(self.definition, tables, new, log.log_id)
-        found = [
+        conflicts = [
             *rule_conflicts(self.definition, tables, new),
-            *(one for one in occupied if not isinstance(one.error, SinkUnavailable)),
+            *(conflict for conflict in occupied if not isinstance(conflict.error, SinkUnavailable)),
             *find_unresolved_rules(tables_of_sinks(self.definition, tables, new), session),
         ]
-        if found:
-            raise InvalidDefinition.from_issues(issues_in_file(self.config, found))
+        if conflicts:
+            raise InvalidDefinition.from_issues(issues_in_file(self.config, conflicts))
 
 
 def local_settings(definition: Definition) -> SparkSettings:

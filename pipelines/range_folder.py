@@ -257,8 +257,8 @@ class RangeFolder:
 
     def _with_history(self, topics: Mapping[int, str]) -> AbstractSet[int]:
         """Return the relations whose history the sink keeps."""
-        wanted = self._keeps_history
-        return frozenset(() if wanted is None else (r for r, topic in topics.items() if wanted(topic)))
+        keeps_history = self._keeps_history
+        return frozenset(() if keeps_history is None else (r for r, topic in topics.items() if keeps_history(topic)))
 
     def _is_selected(self, topic: str) -> bool:
         return matches(topic, self._tables)
@@ -267,5 +267,5 @@ class RangeFolder:
 def latest_topics(rows: pa.Table) -> dict[int, str]:
     """Return relation → topic, from the latest row of each relation."""
     named = rows.select(["relation", "topic", "position"]).filter(pc.is_valid(rows["relation"]))
-    found = named.group_by(["relation", "topic"]).aggregate([("position", "max")]).sort_by("position_max")
-    return dict(zip(found["relation"].to_pylist(), found["topic"].to_pylist(), strict=True))
+    latest = named.group_by(["relation", "topic"]).aggregate([("position", "max")]).sort_by("position_max")
+    return dict(zip(latest["relation"].to_pylist(), latest["topic"].to_pylist(), strict=True))

@@ -159,8 +159,10 @@ class SinkLoop:
             cuts = self._answer(self._cuts.open(self._sink.name))
             while self.position < end:
                 # both are rare: a requested cut, and the position of a table that is ahead of the others after a crash
-                wanted = {cut.position for cut in cuts} | {one.position for one in self._published.tables.values()}
-                stops = (stop for stop in wanted if self._log.leads(self.position, Position(stop)))
+                positions = {cut.position for cut in cuts} | {
+                    record.position for record in self._published.tables.values()
+                }
+                stops = (stop for stop in positions if self._log.leads(self.position, Position(stop)))
                 upto = Position(min([end, *stops]))
                 self.batch_began = time.monotonic()
                 self._progress.start_batch(upto)
@@ -235,8 +237,8 @@ class SinkLoop:
     def _apply_table(self, relation: int, batch: FoldedBatch, upto: int) -> TableRecord:
         controls = batch.controls.get(relation, ControlEvents())
         before = self._published.tables.get(relation)
-        known = self._schemas.get(relation)
-        schema = self._schemas[relation] if controls.schema is None else controls.schema.following(known)
+        earlier = self._schemas.get(relation)
+        schema = self._schemas[relation] if controls.schema is None else controls.schema.following(earlier)
         self._schemas[relation] = schema
         try:
             check_captured(schema)

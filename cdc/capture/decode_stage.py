@@ -48,8 +48,8 @@ class LastTransaction:
         """Return True if a Begin message has this transaction's commit time and the xid of one of its log rows."""
         if begin.committed_at != self.committed_at:
             return False
-        found = LogReader(self.root).rows(Position(self.position - 1), self.position)
-        return any(begin.xid in rows["xid"].unique().to_pylist() for rows in found)
+        batches = LogReader(self.root).rows(Position(self.position - 1), self.position)
+        return any(begin.xid in rows["xid"].unique().to_pylist() for rows in batches)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,10 +224,10 @@ class DecodeStage:
         if schema is not None and before == seen:
             self._decoder.define(schema, announce=False)
             return
-        if (found := self._relations.resolve_relation(seen)) is None:
+        if (resolved := self._relations.resolve_relation(seen)) is None:
             self._decoder.ignore(seen.relation.oid)
             return
-        schema, announce = found
+        schema, announce = resolved
         self._resolved[seen.relation.oid] = seen, schema
         if announce:
             self._windows.set_schema(schema)

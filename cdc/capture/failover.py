@@ -124,10 +124,10 @@ def follow_promotion(definition: Definition, *, accepted: bool = False) -> Follo
     Raises TransactionsLost if the policy is to stop, or if the log no longer has every lost change. Raises SlotInUse
     while another process uses the slot, and the errors of the resume checks if continuing could lose changes.
     """
-    found = _record_promotion(reader_settings(definition), accepted=accepted)
-    if found is not None:
-        _request_keys(found, definition)
-    return found
+    promotion = _record_promotion(reader_settings(definition), accepted=accepted)
+    if promotion is not None:
+        _request_keys(promotion, definition)
+    return promotion
 
 
 def _record_promotion(settings: ReaderSettings, *, accepted: bool) -> FollowedPromotion | None:
@@ -185,12 +185,12 @@ def _keys_of_complete_tables(
     }
 
 
-def _request_keys(found: FollowedPromotion, definition: Definition) -> None:
+def _request_keys(promotion: FollowedPromotion, definition: Definition) -> None:
     """Request a backfill of the keys of each table; without the catalog the reader copies whole tables instead."""
     try:
         with Catalog.open(definition.catalog.url) as catalog:
-            for topic, keys in found.keys.items():
-                request = BackfillRequest((escape(topic),), epoch=found.position.epoch, keys=keys, completes=True)
+            for topic, keys in promotion.keys.items():
+                request = BackfillRequest((escape(topic),), epoch=promotion.position.epoch, keys=keys, completes=True)
                 catalog.commands.post(definition.name, BACKFILL, request.to_json())
     except CatalogUnavailable as exc:
         log.warning("cannot request the lost keys, so whole tables are copied", code=exc.code, message=exc.message)
@@ -227,19 +227,19 @@ def check_succession(definition: Definition) -> None:
         raise type(exc)(f"{exc.message}; rows that have to be read again: {listed}", remedy=exc.remedy) from exc
 
 
-def report_promotion(found: FollowedPromotion, pipeline: str, process_metrics: metrics.Metrics) -> None:
+def report_promotion(promotion: FollowedPromotion, pipeline: str, process_metrics: metrics.Metrics) -> None:
     """Write the log message and the metrics of a promotion that lost transactions."""
-    process_metrics.add(metrics.LOST_TRANSACTIONS, found.transactions, pipeline)
+    process_metrics.add(metrics.LOST_TRANSACTIONS, promotion.transactions, pipeline)
     log.warning(
         "the promoted server does not have the last transactions of the log; a new epoch begins at the switch point, "
         "and the rows or tables of these transactions are read again or marked as needs_resync",
-        timeline=found.timeline,
-        switch_point=str(found.switch_point),
-        lost_transactions=found.transactions,
-        log_was_at=str(found.before),
-        position=str(found.position),
-        tables=sorted(found.tables),
-        keys={topic: len(keys) for topic, keys in found.keys.items()},
+        timeline=promotion.timeline,
+        switch_point=str(promotion.switch_point),
+        lost_transactions=promotion.transactions,
+        log_was_at=str(promotion.before),
+        position=str(promotion.position),
+        tables=sorted(promotion.tables),
+        keys={topic: len(keys) for topic, keys in promotion.keys.items()},
     )
 
 
@@ -255,17 +255,19 @@ def lost_transactions(view: LogReader, last: CommitInfo, lost_from: TimelineSwit
     keys = defaultdict[int, set[Key]](set)
     unkeyed = set[int]()
     for file in files:
-        found = read_file(file, after, last.last, _COLUMNS)
-        positions.update(found["position"].unique().to_pylist())
-        for count in pc.value_counts(found["relation"].drop_null()).to_pylist():
+        changes = read_file(file, after, last.last, _COLUMNS)
+        positions.update(changes["position"].unique().to_pylist())
+        for count in pc.value_counts(changes["relation"].drop_null()).to_pylist():
             rows[count["values"]] += count["counts"]
-        has_key = pc.and_(pc.is_in(found["op"], _ROW_OPERATIONS), pc.is_valid(found["key"]))
-        unkeyed |= set(found["relation"].filter(pc.invert(has_key)).drop_null().unique().to_pylist())
+        has_key = pc.and_(pc.is_in(changes["op"], _ROW_OPERATIONS), pc.is_valid(changes["key"]))
+        unkeyed |= set(changes["relation"].filter(pc.invert(has_key)).drop_null().unique().to_pylist())
         unkeyed |= {relation for relation, count in rows.items() if count > KEYS}
-        wanted = found.filter(pc.and_(has_key, pc.invert(pc.is_in(found["relation"], pa.array(unkeyed, pa.int64())))))
-        for row in wanted.select(["relation", "key", "old_key"]).to_pylist():
+        keyed = changes.filter(
+            pc.and_(has_key, pc.invert(pc.is_in(changes["relation"], pa.array(unkeyed, pa.int64()))))
+        )
+        for row in keyed.select(["relation", "key", "old_key"]).to_pylist():
             keys[row["relation"]] |= {tuple(key) for key in (row["key"], row["old_key"]) if key is not None}
-    listed = {relation: tuple(sorted(found)) for relation, found in keys.items() if _is_listable(found)}
+    listed = {relation: tuple(sorted(own)) for relation, own in keys.items() if _is_listable(own)}
     return LostTransactions(
         len(positions), dict(rows), {relation: listed[relation] for relation in listed.keys() - unkeyed}
     )

@@ -84,7 +84,7 @@ class EarlierTables:
 
     epoch: int = 0
     """The epoch that begins."""
-    known: Mapping[int, TableSchema] = field(default_factory=dict)
+    schemas: Mapping[int, TableSchema] = field(default_factory=dict)
     """Latest schema version of each relation, by relation number."""
     used: Mapping[int, int] = field(default_factory=dict)
     """Highest column id in all schema versions of each relation, by relation number."""
@@ -92,13 +92,13 @@ class EarlierTables:
     @classmethod
     def of(cls, epoch: int, versions: Iterable[TableSchema]) -> EarlierTables:
         """Build the object from all schema versions of the log, oldest first."""
-        known: dict[int, TableSchema] = {}
+        schemas: dict[int, TableSchema] = {}
         used: dict[int, int] = {}
         for version in versions:
             # reinsert, so that of two tables with one name the most recent comes last
-            known[version.relation] = version.following(known.pop(version.relation, None))
+            schemas[version.relation] = version.following(schemas.pop(version.relation, None))
             used[version.relation] = max([used.get(version.relation, 0), *(c.id for c in version.columns)])
-        return cls(epoch, known, used)
+        return cls(epoch, schemas, used)
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +293,7 @@ def continue_relations(past: EarlierTables, tables: Iterable[TableSchema], exist
 
     tables: the tables to capture, from the source's system catalogs. existing: topics of all tables of the source.
     """
-    latest = {schema.topic: schema for schema in past.known.values() if schema.state is not TableState.DROPPED}
+    latest = {schema.topic: schema for schema in past.schemas.values() if schema.state is not TableState.DROPPED}
     copied = [_numbered(past, table, latest.get(table.topic)) for table in tables]
     captured = {schema.topic for schema in copied}
     absent = [schema for topic, schema in sorted(latest.items()) if topic not in captured]
@@ -318,10 +318,10 @@ def _numbered(past: EarlierTables, table: TableSchema, before: TableSchema | Non
 
     If `before` is None, the table gets a new relation number. A column that is not in `before` gets a new id.
     """
-    same = [schema for schema in past.known.values() if schema.oid == table.oid]
+    same = [schema for schema in past.schemas.values() if schema.oid == table.oid]
     if before is None:
-        found = replace(table, relation=past.epoch << EPOCH_SHIFT | table.oid)
-        return found.following(same[-1]) if same else found
+        version = replace(table, relation=past.epoch << EPOCH_SHIFT | table.oid)
+        return version.following(same[-1]) if same else version
     named = {column.name: column.id for column in before.columns}
     # ids below UNPROVED could be attribute numbers of another table of this name
     fresh = max(past.used.get(before.relation, 0), UNPROVED - 1) + 1
@@ -331,10 +331,10 @@ def _numbered(past: EarlierTables, table: TableSchema, before: TableSchema | Non
         if identifier is None:
             identifier, fresh = fresh, fresh + 1
         columns.append(replace(column, id=identifier))
-    found = replace(table, relation=before.relation, columns=tuple(columns)).following(before)
+    version = replace(table, relation=before.relation, columns=tuple(columns)).following(before)
     # in the same cluster, equal attribute numbers give the former names; in another one they may add wrong ones
     ids = {column.id: numbered.id for column, numbered in zip(table.columns, columns, strict=True)}
     pairs = {(c.id, c.name) for schema in same for c in schema.columns} | {p for s in same for p in s.former_names}
     moved = {(ids[number], name) for number, name in pairs if number in ids}
     moved -= {(column.id, column.name) for column in columns}
-    return replace(found, former_names=tuple(sorted({*found.former_names, *moved})))
+    return replace(version, former_names=tuple(sorted({*version.former_names, *moved})))

@@ -156,8 +156,8 @@ def skip_to_lsn(definition: Definition, lsn: Lsn, tables: Sequence[str]) -> dict
             "end of the WAL",
         )
     source = definition.source
-    known = LogReader(definition.log.root).schemas().values()
-    chosen = [s for s in known if matches(s.topic, tables) and s.state is not TableState.DROPPED]
+    schemas = LogReader(definition.log.root).schemas().values()
+    chosen = [s for s in schemas if matches(s.topic, tables) and s.state is not TableState.DROPPED]
     if not chosen:
         raise ConfigError(
             f"no table of the log matches {list(tables)!r}", remedy="run 'cdc log inspect' to see the tables"

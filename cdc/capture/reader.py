@@ -142,8 +142,8 @@ class Reader:
         context.metrics.set(metrics.LOG_POSITION, int(last.last), source.pipeline)
         context.metrics.set(metrics.SOURCE_TIMELINE, state.identity.timeline, source.pipeline)
         confirmed = None if state.slot is None else state.slot.confirmed_flush
-        known = LastTransaction(settings.log, last.last, last.committed_at)
-        resume = ResumePoint(last.last, log.schemas(), confirmed, known)
+        last_transaction = LastTransaction(settings.log, last.last, last.committed_at)
+        resume = ResumePoint(last.last, log.schemas(), confirmed, last_transaction)
         appender = LogAppender(
             writer=writer,
             bound=bound,

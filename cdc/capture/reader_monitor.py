@@ -264,8 +264,8 @@ class StatusReporter(Thread):
         try:
             if self._catalog is None:
                 self._catalog = Catalog.open(self._definition.catalog.url)
-                known = self._catalog.tables.ls(name)
-                self._copied_before = {table.topic: table.rows for table in known if not table.sink}
+                tables = self._catalog.tables.ls(name)
+                self._copied_before = {table.topic: table.rows for table in tables if not table.sink}
                 if not self._has_continued:
                     self._metrics.continue_from(self._catalog.processes.figures(name, "reader"))
                     self._has_continued = True
@@ -286,10 +286,10 @@ class StatusReporter(Thread):
         if position is not None and time.monotonic() >= self._inexact_due:
             self._inexact_due = time.monotonic() + READ_SCHEMAS_EVERY
             with suppress(LogError):  # the log does not exist yet
-                known = self._refreshed_log().schemas()
+                schemas = self._refreshed_log().schemas()
                 shown = [*self._copied_tables(), *catalog.tables.ls(self._definition.name)]
-                self._inexact = inexact_tables(known.values(), shown, int(position))
-                self._unlisted = unlisted_topics(known.values())
+                self._inexact = inexact_tables(schemas.values(), shown, int(position))
+                self._unlisted = unlisted_topics(schemas.values())
                 listed = {table.topic for table in shown if not table.sink and table.state != REFUSED}
                 if gone := self._unlisted & listed:
                     catalog.tables.forget(self._definition.name, "", gone)
@@ -369,17 +369,17 @@ class StatusReporter(Thread):
         From Postgres 18 on, a missing publication causes no error in the stream: the server just sends no changes.
         """
         try:
-            known = self._refreshed_log()
+            log = self._refreshed_log()
         except LogError:
             return  # the log does not exist yet
-        last = known.last_commit
+        last = log.last_commit
         if last is None or not last.publication:
             return
         if self._captured is None:
-            self._captured = captured_oids(known.schemas())
-        found = publication_status(self._source, self._definition.source.publication.name, self._captured)
+            self._captured = captured_oids(log.schemas())
+        publication = publication_status(self._source, self._definition.source.publication.name, self._captured)
         try:
-            check_publication(last, found)
+            check_publication(last, publication)
         except SourceError as exc:
             self._stop_reader(exc)
 
@@ -414,49 +414,51 @@ class StatusReporter(Thread):
                 message=message,
             )
 
-    def _stop_reader(self, found: CdcError) -> None:
+    def _stop_reader(self, error: CdcError) -> None:
         """Store the error in `verdict`, report it, and stop the reader."""
-        verdict = add_positions(found, self._definition) if isinstance(found, ERRORS_WITH_POSITIONS) else found
+        verdict = add_positions(error, self._definition) if isinstance(error, ERRORS_WITH_POSITIONS) else error
         if self.verdict is None:
             self.verdict = verdict
             self._record_error("failed", verdict)
         self._stop_event.set()
 
 
-def inexact_tables(known: Iterable[TableSchema], shown: Iterable[TableProgress], position: int) -> list[TableProgress]:
+def inexact_tables(
+    schemas: Iterable[TableSchema], shown: Iterable[TableProgress], position: int
+) -> list[TableProgress]:
     """Return new catalog entries for the tables whose stored entry is missing or may be outdated.
 
     These are the tables that are not LIVE in the log, that have no entry, or that are LIVE in the log but not according
     to their entry.
 
-    known: the log's tables; a dropped table is ignored if another table has its name. shown: the entries that the
+    schemas: the log's tables; a dropped table is ignored if another table has its name. shown: the entries that the
     catalog contains. position: durable position of the log.
     """
     latest: dict[str, TableSchema] = {}
-    for schema in known:
+    for schema in schemas:
         if schema.topic not in latest or latest[schema.topic].state is TableState.DROPPED:
             latest[schema.topic] = schema
     by_topic = {table.topic: table for table in shown if not table.sink}
     states = {state.value for state in TableState if state is not TableState.LIVE}
-    found = []
+    changed = []
     for topic, schema in latest.items():
         before = by_topic.get(topic, TableProgress("", topic, "streaming", None, position, None, 0))
         if schema.removed or (before.state == REFUSED and schema.state is TableState.DROPPED):
             continue  # not listed, or a rule matches the table again
         if schema.state is not TableState.LIVE:
-            found.append(replace(before, state=schema.state.value, reason=schema.reason, position=position))
+            changed.append(replace(before, state=schema.state.value, reason=schema.reason, position=position))
         elif topic not in by_topic:  # a new catalog has no entries
-            found.append(before)
+            changed.append(before)
         elif before.state in {*states, REFUSED}:
-            found.append(replace(before, state="streaming", reason=None, position=position))
-    return found
+            changed.append(replace(before, state="streaming", reason=None, position=position))
+    return changed
 
 
-def unlisted_topics(known: Iterable[TableSchema]) -> set[str]:
+def unlisted_topics(tables: Iterable[TableSchema]) -> set[str]:
     """Return topics that no table of the log has: of tables that the definition no longer includes, and earlier topics
-    of renamed tables. known: the log's tables.
+    of renamed tables. tables: those of the log.
     """
-    schemas = list(known)
+    schemas = list(tables)
     left = {topic for schema in schemas for topic in schema.former_topics}
     left |= {schema.topic for schema in schemas if schema.removed}
     return left - {schema.topic for schema in schemas if not schema.removed}

@@ -100,13 +100,13 @@ def find_lost_transactions(log: LogIdentity, last: CommitInfo, source: SourceSta
 
     Raises an error unless the source's timeline is the log's timeline or descends from it.
     """
-    known, found = last.system_id or log.system_id, source.identity
-    if found.system_id != known:
+    log_system_id, identity = last.system_id or log.system_id, source.identity
+    if identity.system_id != log_system_id:
         raise SourceReplaced(
-            f"the source is another cluster: its system identifier is {found.system_id}, and the log was written "
-            f"from the cluster with system identifier {known}"
+            f"the source is another cluster: its system identifier is {identity.system_id}, and the log was written "
+            f"from the cluster with system identifier {log_system_id}"
         )
-    left = _switch_after(last, found)
+    left = _switch_after(last, identity)
     if source.awaits_promotion:
         what = "has no slot for the log" if source.slot is None else f"only synchronizes slot {source.slot.name!r}"
         raise SourceInRecovery(f"the source is a standby in recovery, and {what}")
@@ -210,16 +210,16 @@ def _narrowed(publication: PublicationStatus) -> PublicationNarrowed:
     )
 
 
-def captured_oids(known: Mapping[int, TableSchema]) -> list[int]:
+def captured_oids(schemas: Mapping[int, TableSchema]) -> list[int]:
     """Return the OIDs of the captured tables, without the tables that the log marks as dropped."""
-    return [schema.oid for schema in known.values() if schema.state is not TableState.DROPPED]
+    return [schema.oid for schema in schemas.values() if schema.state is not TableState.DROPPED]
 
 
 def lineage_of(source: SourceState) -> CommitSource:
     """Return the source identity and the OID of the publication, which every commit of a session records."""
     oid = 0 if source.publication is None else source.publication.oid
-    found = source.identity
-    return CommitSource(found.timeline, found.system_id, oid, found.history.switch_point)
+    identity = source.identity
+    return CommitSource(identity.timeline, identity.system_id, oid, identity.history.switch_point)
 
 
 def lsn_to_confirm(durable: int) -> Lsn:

@@ -72,7 +72,7 @@ class SchemaTracker:
     def __init__(
         self,
         capture_filter: CaptureFilter,
-        known: Mapping[int, TableSchema],
+        schemas: Mapping[int, TableSchema],
         epoch: int,
         check_every: float = CATALOG_CHECK_EVERY,
     ) -> None:
@@ -81,7 +81,7 @@ class SchemaTracker:
         self._copies = capture_filter.copies
         self._patterns, self._exclude = capture_filter.patterns, capture_filter.exclude
         # an OID may occur in two epochs: the later table wins
-        self._known = {schema.oid: schema for schema in known.values() if _can_receive_rows(schema)}
+        self._known = {schema.oid: schema for schema in schemas.values() if _can_receive_rows(schema)}
         self._unannounced: dict[int, TableSchema] = {}
         self._epoch = epoch
         self._every, self._due = check_every, time.monotonic()
@@ -125,15 +125,15 @@ class SchemaTracker:
         before = self._known.get(message.oid)
         if not self._is_captured(message, before):
             return None
-        known = before or _with_sent_columns(self._unannounced.pop(message.oid, None), message)
+        earlier = before or _with_sent_columns(self._unannounced.pop(message.oid, None), message)
 
         def answer(conn: Any) -> TableSchema | None:
             seen = self._view_of(conn, event)
             if before is None and seen.is_partition(message.oid):
                 return None
-            schema = resolve_relation(conn, message, known, self._epoch, seen)
+            schema = resolve_relation(conn, message, earlier, self._epoch, seen)
             current = seen.states.get(message.oid)
-            return schema if current is None else _compared(schema, check_attached(conn, schema, current), known)
+            return schema if current is None else _compared(schema, check_attached(conn, schema, current), earlier)
 
         schema = self._query(answer)
         if schema is None:
@@ -143,9 +143,9 @@ class SchemaTracker:
         self._known[message.oid] = schema
         return schema, schema != before
 
-    def _is_captured(self, message: Relation, known: TableSchema | None) -> bool:
-        if known is not None:
-            return not known.removed
+    def _is_captured(self, message: Relation, earlier: TableSchema | None) -> bool:
+        if earlier is not None:
+            return not earlier.removed
         name = topic(message.schema, message.name)
         return message.schema != TRIGGER_SCHEMA and matches(name, self._patterns) and not matches(name, self._exclude)
 
@@ -213,28 +213,28 @@ class SchemaTracker:
         message = parse_ddl_message(content) if self.is_authentic(content) else None
         if message is None:
             return
-        known = self._known.get(message.oid)
-        if known is not None and known.removed:
+        earlier = self._known.get(message.oid)
+        if earlier is not None and earlier.removed:
             return
         if message.table is not None:
             table = message.table
             facts = self._query(lambda conn: with_types(conn, table))
-            schema = schema_from_ddl(facts, known, message.oid, self._epoch)
-            if known is None:
+            schema = schema_from_ddl(facts, earlier, message.oid, self._epoch)
+            if earlier is None:
                 # its first Relation message shows whether the table is published
                 self._unannounced[message.oid] = schema
                 return
-        elif known is None:
+        elif earlier is None:
             if message.dropped:
                 self._unannounced.pop(message.oid, None)
             return
         elif message.dropped:
-            schema = known.flagged(TableState.DROPPED, f"the source dropped the table: {message.command}")
+            schema = earlier.flagged(TableState.DROPPED, f"the source dropped the table: {message.command}")
         elif message.rewrite is not None:
-            schema = with_state(known, known, f"{message.command} rewrote the table: {message.rewrite}")
+            schema = with_state(earlier, earlier, f"{message.command} rewrote the table: {message.rewrite}")
         else:
             return
-        yield from self._changed(schema, known)
+        yield from self._changed(schema, earlier)
 
     def detect_drift(self) -> Iterator[TableSchema]:
         """Yield the schema versions that changed since the last call, as the last system catalog query found them.
@@ -275,8 +275,8 @@ class SchemaTracker:
             self._due = time.monotonic() + self._every
 
     def _read_catalog(self) -> CatalogCheck:
-        known = self._known.copy()  # in one step: the decoding thread may change the original
-        compared = {oid: schema for oid, schema in known.items() if schema.state is not TableState.DROPPED}
+        schemas = self._known.copy()  # in one step: the decoding thread may change the original
+        compared = {oid: schema for oid, schema in schemas.items() if schema.state is not TableState.DROPPED}
         with connect(self._dsn, application_name="cdc drift", timeout=ANSWER_TIMEOUT) as conn:
             states = read_catalog_states(conn, list(compared), self._publication)
             return CatalogCheck(

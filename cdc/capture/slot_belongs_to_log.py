@@ -219,10 +219,10 @@ def _unproven(slot: SlotStatus, claim: SlotClaim, seen: Position | None) -> Unex
         return SlotNotOwned(
             f"{at}, and the log is at {claim.last.last}: nothing proves that the log was written from the slot"
         )
-    known = "" if seen is None else f"; the catalog last recorded this pipeline's log at {seen}"
+    last_place = "" if seen is None else f"; the catalog last recorded this pipeline's log at {seen}"
     return UnexpectedSlot(
         f"{at}, and the log at {str(claim.root)!r} is empty: nothing proves that the slot was created for this "
-        f"log{known}",
+        f"log{last_place}",
         remedy=f"if the log was moved or is not mounted, mount {claim.root} or run mv OLD {claim.root}, then start "
         "again; if the slot belongs to another pipeline or consumer, set another source.slot.name ('cdc slots ls -c "
         "FILE' lists the slots in use); if the slot remains from an interrupted first start, run 'cdc slots drop -c "

@@ -61,7 +61,7 @@ class NewCluster:
 
     source: SourceSettings
     tables: Continuation
-    known: Mapping[int, TableSchema]
+    schemas: Mapping[int, TableSchema]
     """The latest schema of each relation in the log."""
     position: Position
     """First position of the new epoch: that of the snapshot."""
@@ -97,7 +97,7 @@ class NewCluster:
         """Return the table with the state that it has in the new epoch; reason: why it is read again."""
         if reason is not None:
             return schema.flagged(TableState.SNAPSHOTTING, reason)
-        before = self.known[schema.relation]
+        before = self.schemas[schema.relation]
         return replace(schema, state=before.state, reason=before.reason)
 
 
@@ -140,7 +140,7 @@ def open_new_cluster(definition: Definition, log: LogReader, *, check: bool) -> 
         schemas = published_schemas(reading, [oid for oid, _ in tables], source.publication).values()
         plan = continue_relations(past, schemas, {str(name) for _, name in match_tables(reading, ["*"])})
         position = Position.of(start - 1, past.epoch)
-        yield NewCluster(source, plan, past.known, position, conn, reading, writer, slot, draft)
+        yield NewCluster(source, plan, past.schemas, position, conn, reading, writer, slot, draft)
 
 
 def _check_settings(source: SourceSettings) -> None:

@@ -136,9 +136,9 @@ class _SpooledTransaction:
             self.file.close()
 
     def _read(self, size: int) -> bytes:
-        if len(found := self.file.read(size)) < size:
+        if len(content := self.file.read(size)) < size:
             raise OSError(f"the spool file of transaction {self.xid} has fewer bytes than were written")
-        return found
+        return content
 
 
 class Spool:
@@ -264,8 +264,8 @@ class Spool:
         """
         later = []
         for oid, relation in stream.surviving().items():
-            known, description = self._known.get(oid, (0, b""))
-            if known > relation.order:
+            known_order, description = self._known.get(oid, (0, b""))
+            if known_order > relation.order:
                 later.append(description)
             else:
                 self._known[oid] = relation.order, relation.frame

@@ -131,12 +131,12 @@ def find_problems(definition: Definition) -> list[PreflightProblem]:
 
     To test the directories of log, catalog and targets, it writes a small file into each and removes the file.
     """
-    found = dict[tuple[str, str], PreflightProblem]()
+    problems = dict[tuple[str, str], PreflightProblem]()
     subject = CheckSubject.of(definition)
     for check in CHECKS:
         for problem in _run_check(check, subject):
-            found.setdefault((problem.code, problem.subject), problem)
-    return sorted(found.values(), key=lambda problem: not problem.fatal)
+            problems.setdefault((problem.code, problem.subject), problem)
+    return sorted(problems.values(), key=lambda problem: not problem.fatal)
 
 
 def check_log(definition: Definition) -> None:
@@ -191,18 +191,18 @@ def rule_problems(definition: Definition, file: str) -> list[PreflightProblem]:
 
     file: path of the definition, for the remedies.
     """
-    found = []
+    problems = []
     for sink in definition.sinks:
         for finding in reading_of(sink).rule_findings(sink):
             fix = complete_remedy(finding.error.fix, sink=sink.name, topic=finding.topic, file=file)
             message = f"{finding.message}; {fix}"
-            found.append(PreflightProblem(finding.error.code, finding.subject, message, fatal=finding.stops))
-    return found
+            problems.append(PreflightProblem(finding.error.code, finding.subject, message, fatal=finding.stops))
+    return problems
 
 
 def mask_problems(definition: Definition, tables: Sequence[TableSchema]) -> list[PreflightProblem]:
     """Return a warning for each table of which one sink shows columns that another sink masks."""
-    found = []
+    problems = []
     for schema in tables:
         feeding = [sink for sink in definition.sinks_of_tables if matches(schema.topic, sink.tables)]
         masked = {sink.name: masked_columns(sink, schema) for sink in feeding}
@@ -214,8 +214,10 @@ def mask_problems(definition: Definition, tables: Sequence[TableSchema]) -> list
                         f"{other!r} masks these columns"
                     )
                     fix = MaskedElsewhere.remedy
-                    found.append(PreflightProblem(MaskedElsewhere.code, schema.topic, f"{message}; {fix}", fatal=False))
-    return found
+                    problems.append(
+                        PreflightProblem(MaskedElsewhere.code, schema.topic, f"{message}; {fix}", fatal=False)
+                    )
+    return problems
 
 
 def storage_problems(definition: Definition) -> list[PreflightProblem]:
@@ -357,7 +359,7 @@ def exposure_problems(definition: Definition) -> list[PreflightProblem]:
     cdc creates private files; older versions did not.
     """
     catalog = definition.catalog.url.partition("sqlite:///")[2]
-    found = [(definition.log.root, "log"), *([(Path(catalog), "catalog")] if catalog else [])]
+    folders = [(definition.log.root, "log"), *([(Path(catalog), "catalog")] if catalog else [])]
     return [
         PreflightProblem(
             code=LogExposed.code,
@@ -365,7 +367,7 @@ def exposure_problems(definition: Definition) -> list[PreflightProblem]:
             message=f"other accounts of this machine can read {str(path)!r}: run chmod -R go= {quote(str(path))}",
             fatal=False,
         )
-        for path, subject in found
+        for path, subject in folders
         if isinstance(path, Path) and is_exposed(path)
     ]
 
@@ -396,16 +398,16 @@ def last_known_position(definition: Definition) -> Position | None:
 
     Returns None if the catalog contains no position or does not answer.
     """
-    known, name = [0], definition.name
+    positions, name = [0], definition.name
     with suppress(CatalogUnavailable):
         if not is_catalog_created(definition.catalog.url):
             return None
         with Catalog.open(definition.catalog.url, migrate=False) as catalog:
-            known += [int(sink.position) for sink in catalog.sinks.ls(name)]
-            known += [int(table.position) for table in catalog.tables.ls(name)]
+            positions += [int(sink.position) for sink in catalog.sinks.ls(name)]
+            positions += [int(table.position) for table in catalog.tables.ls(name)]
             for process in catalog.processes.ls(name):
-                known += [int(value) for metric, _, value in process.figures if metric == metrics.LOG_POSITION.name]
-    return Position(max(known)) if max(known) else None
+                positions += [int(value) for metric, _, value in process.figures if metric == metrics.LOG_POSITION.name]
+    return Position(max(positions)) if max(positions) else None
 
 
 def _run_check(check: StartupCheck, subject: CheckSubject) -> list[PreflightProblem]:

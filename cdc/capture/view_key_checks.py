@@ -38,14 +38,15 @@ def view_key_problems(definition: Definition, tables: Sequence[TableSchema]) -> 
 
 def _keys_without_time(definition: Definition, tables: Sequence[TableSchema]) -> Iterator[PreflightProblem]:
     """Yield the views with `keep` of which every column of the key is a column of a table, and not one is a time."""
-    types = {(table.topic, column.name): column.type_oid for table in tables for column in table.columns}
+    column_types = {(table.topic, column.name): column.type_oid for table in tables for column in table.columns}
     queries = queries_of(definition.views)
     for view in (view for view in definition.views if view.keep is not None):
-        known = {
-            name: None if source is None else types.get(source) for name, source in queries[view.name].key_columns()
+        types = {
+            name: None if source is None else column_types.get(source)
+            for name, source in queries[view.name].key_columns()
         }
-        times = [name for name, type_oid in known.items() if type_oid in TIME_TYPES]
-        if known and None not in known.values() and len(times) != 1:
+        times = [name for name, type_oid in types.items() if type_oid in TIME_TYPES]
+        if types and None not in types.values() and len(times) != 1:
             message = (
                 f"the view has 'keep', and its key ({', '.join(view.key)}) has {len(times) or 'no'} columns of type "
                 "date or timestamp: let the key have one column with the time of a row, or remove 'keep'"

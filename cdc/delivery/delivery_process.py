@@ -106,15 +106,15 @@ class DeliveryRunner(Thread):
     def _deliver(self) -> None:
         """Send until `stop` is set or something fails."""
         definition, settings = self._definition, self._settings
-        found = self._await_log()
-        if found is None:
+        log_reader = self._await_log()
+        if log_reader is None:
             return
         conflict = f"another process sends delivery {settings.name!r}"
         with ExitStack() as stack:
             stack.enter_context(leased(self._catalog, f"deliver {definition.name}.{settings.name}", conflict))
-            self._send(stack.enter_context(opened_delivery(definition, settings, found, self.figures)), found)
+            self._send(stack.enter_context(opened_delivery(definition, settings, log_reader, self.figures)), log_reader)
 
-    def _send(self, opened: OpenedDelivery, found: LogReader) -> None:
+    def _send(self, opened: OpenedDelivery, log_reader: LogReader) -> None:
         loop = opened.loop
         idle = 0
         requests_due = 0.0
@@ -124,8 +124,8 @@ class DeliveryRunner(Thread):
                 requests_due = time.monotonic() + REQUESTS_EVERY
                 self.figures.record_notice(self._requests.pause_notice())
             loop.check_stored()
-            check_progress(loop.progress, found.log_id, self._settings)
-            opened.registration.report(loop.stored.needed, found.pinned_version(loop.stored.position))
+            check_progress(loop.progress, log_reader.log_id, self._settings)
+            opened.registration.report(loop.stored.needed, log_reader.pinned_version(loop.stored.position))
             if self._requests.is_paused:
                 self._stop_requested.wait(REQUESTS_EVERY)
             elif loop.step():
@@ -133,7 +133,7 @@ class DeliveryRunner(Thread):
             else:
                 idle += 1
                 self._stop_requested.wait(IDLE.seconds(idle) if idle < QUIET_AFTER else QUIET)
-        opened.registration.report(loop.stored.needed, found.pinned_version(loop.stored.position), at_once=True)
+        opened.registration.report(loop.stored.needed, log_reader.pinned_version(loop.stored.position), at_once=True)
 
     def _await_log(self) -> LogReader | None:
         """Return a reader of the log, as soon as it exists; None if the process ends before."""

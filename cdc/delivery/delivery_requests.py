@@ -57,22 +57,26 @@ class DeliveryRequests:
 
     def await_any(self, stop: Event) -> bool:
         """Wait until there is a request that was not there before; return False if `stop` is set first."""
-        known: set[int] | None = None
-        while not stop.wait(0.0 if known is None else STOPPED_EVERY):
+        seen: set[int] | None = None
+        while not stop.wait(0.0 if seen is None else STOPPED_EVERY):
             try:
-                found = {command.id for command in self._pending()}
+                pending = {command.id for command in self._pending()}
             except CdcError as exc:
                 self._log_unreachable(exc)
                 continue
-            known = found if known is None else known & found
-            if found - known:
+            seen = pending if seen is None else seen & pending
+            if pending - seen:
                 return True
         return False
 
     def _pending(self) -> list[Command]:
         """Return the pending requests to this delivery, oldest first."""
-        found = self._catalog.commands.pending(self._pipeline, *KINDS)
-        return [one for one in found if one.payload["sink" if one.kind == DLQ else "delivery"] == self._delivery]
+        commands = self._catalog.commands.pending(self._pipeline, *KINDS)
+        return [
+            command
+            for command in commands
+            if command.payload["sink" if command.kind == DLQ else "delivery"] == self._delivery
+        ]
 
     def _log_unreachable(self, exc: CdcError) -> None:
         log.warning(

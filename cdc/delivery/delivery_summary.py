@@ -57,9 +57,9 @@ def summaries(definition: Definition, catalog: Catalog, now: datetime | None = N
 
 def check_name(definition: Definition, name: str) -> None:
     """Raise UnknownName if the definition has no delivery with this name."""
-    known = [one.name for one in definition.deliveries]
-    if name not in known:
-        names = ", ".join(map(repr, known)) or "none"
+    defined = [delivery.name for delivery in definition.deliveries]
+    if name not in defined:
+        names = ", ".join(map(repr, defined)) or "none"
         raise UnknownName(
             f"pipeline {definition.name!r} has no delivery {name!r}", remedy=f"this definition has: {names}"
         )

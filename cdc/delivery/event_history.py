@@ -51,12 +51,12 @@ class _Start:
             return cls()
         if page := _PAGE.fullmatch(text):
             return cls(int(page[1]), int(page[2]), page[3] == "1", int(page[4]))
-        found = _ID.fullmatch(text)
-        if found is None:
+        match = _ID.fullmatch(text)
+        if match is None:
             raise MalformedPosition("malformed start: expected the id of an event, or the end of a page")
-        if found[1] != log_id:
+        if match[1] != log_id:
             raise DeliveryOfAnotherLog(f"the event {text!r} is of another log than {log_id!r}")
-        return cls(int(Position.parse(found[2])), int(found[3]), (found[4] or "").endswith(TOMBSTONE))
+        return cls(int(Position.parse(match[2])), int(match[3]), (match[4] or "").endswith(TOMBSTONE))
 
 
 class LoggedHistory:

@@ -96,15 +96,15 @@ class EventSource:
         A window without events is returned too, so that the position advances.
         """
         start = (progress.position, progress.bootstrap)
-        found = self._read_ahead() if self._end == start else None
-        if found is None:
+        window = self._read_ahead() if self._end == start else None
+        if window is None:
             self._settle()
-            found = self._read(*start)
-        if found is not None:
-            self._end = (found.upto, found.window.bootstrap)
-            while len(self._ahead) < _ahead(found):
-                self._ahead.append(self._thread.submit(self._read_after, self._ahead[-1] if self._ahead else found))
-        return found
+            window = self._read(*start)
+        if window is not None:
+            self._end = (window.upto, window.window.bootstrap)
+            while len(self._ahead) < _ahead(window):
+                self._ahead.append(self._thread.submit(self._read_after, self._ahead[-1] if self._ahead else window))
+        return window
 
     def events_of_key(self, letter: ParkedKey, progress: Progress) -> Iterator[list[Event]]:
         """Yield the events of one parked key from its first change up to the position of a progress.
@@ -145,9 +145,9 @@ class EventSource:
         committed_at = self._log.committed_at(window.upto)
         if window.is_large:
             return EventWindow(window, parts, committed_at)
-        found = list(parts)
+        encoded_parts = list(parts)
         self._schemas = window.upto, parts.schemas_after
-        return EventWindow(window, found, committed_at)
+        return EventWindow(window, encoded_parts, committed_at)
 
 
 def _ahead(window: EventWindow) -> int:

@@ -32,16 +32,16 @@ class OpenedDelivery(NamedTuple):
 
 @contextmanager
 def opened_delivery(
-    definition: Definition, settings: Delivery, found: LogReader, figures: DeliveryFigures
+    definition: Definition, settings: Delivery, log_reader: LogReader, figures: DeliveryFigures
 ) -> Iterator[OpenedDelivery]:
     """Yield a delivery that is connected to its destination; it is closed after the block."""
-    identity = DeliveryIdentity(definition.name, settings.name, found.log_id)
-    names = SourceNames(definition.name, found.identity.database, version("cdc"), found.log_id)
-    source = EventSource(found, settings, identity, _format(settings, names))
+    identity = DeliveryIdentity(definition.name, settings.name, log_reader.log_id)
+    names = SourceNames(definition.name, log_reader.identity.database, version("cdc"), log_reader.log_id)
+    source = EventSource(log_reader, settings, identity, _format(settings, names))
     root = definition.log_of(settings)
-    store = ProgressFile(root, found.log_id, settings.name)
+    store = ProgressFile(root, log_reader.log_id, settings.name)
     destination = new_destination(settings, identity)
-    loop = DeliveryLoop(found, source, destination, store, figures)
+    loop = DeliveryLoop(log_reader, source, destination, store, figures)
     history = None
     if isinstance(destination, ServesHistory):
         # a log reader and a source of its own: receivers ask while the loop sends
@@ -51,7 +51,7 @@ def opened_delivery(
         destination.serve_history(history)
     try:
         loop.open(settings)
-        uuid = delivery_uuid(found.log_id, settings.name)
+        uuid = delivery_uuid(log_reader.log_id, settings.name)
         yield OpenedDelivery(loop, ConsumerRegistration(root, uuid, settings.name))
     finally:
         loop.close()

@@ -41,8 +41,8 @@ class OutboxRoute:
         changes = table_changes(self._schema, "", rows.take(pa.array(kept)))
         values = self._texts(changes, self._payload)
         if self._payload.value_type[0] == _BYTEA:
-            found = [None if text is None else bytes.fromhex(text[2:]) for text in values.to_pylist()]
-            values = pa.array(found, pa.binary())
+            binary = [None if text is None else bytes.fromhex(text[2:]) for text in values.to_pylist()]
+            values = pa.array(binary, pa.binary())
         types = self._texts(changes, self._type).to_pylist()
         named = {one: self._topic.format(pipeline=self._pipeline, type=one) for one in set(types)}
         texts = [self._texts(changes, column).to_pylist() for column in self._headers.values()]

@@ -149,7 +149,7 @@ def without_layout(layouts: Layouts, oid: int) -> Layouts:
 
 def with_layout(layouts: Layouts, layout: TupleLayout, topic: int) -> Layouts:
     """Return the arrays with this layout, which replaces a layout with the same OID."""
-    layouts, one = without_layout(layouts, layout.oid), pack_layouts([(layout, topic)])
+    layouts, added = without_layout(layouts, layout.oid), pack_layouts([(layout, topic)])
     at = int(np.searchsorted(layouts.oid, layout.oid))
     first, key = layouts.first[at], layouts.key_first[at]
 
@@ -157,12 +157,12 @@ def with_layout(layouts: Layouts, layout: TupleLayout, topic: int) -> Layouts:
         return np.concatenate((whole[:index], part, whole[index:]))
 
     return Layouts(
-        joined(layouts.oid, at, one.oid),
-        joined(layouts.relation, at, one.relation),
-        joined(layouts.topic, at, one.topic),
-        np.concatenate((layouts.first[: at + 1], layouts.first[at:] + one.first[1])),
-        np.concatenate((layouts.key_first[: at + 1], layouts.key_first[at:] + one.key_first[1])),
-        joined(layouts.ids, first, one.ids),
-        joined(layouts.is_key, first, one.is_key),
-        joined(layouts.keys, key, one.keys),
+        joined(layouts.oid, at, added.oid),
+        joined(layouts.relation, at, added.relation),
+        joined(layouts.topic, at, added.topic),
+        np.concatenate((layouts.first[: at + 1], layouts.first[at:] + added.first[1])),
+        np.concatenate((layouts.key_first[: at + 1], layouts.key_first[at:] + added.key_first[1])),
+        joined(layouts.ids, first, added.ids),
+        joined(layouts.is_key, first, added.is_key),
+        joined(layouts.keys, key, added.keys),
     )

@@ -195,13 +195,13 @@ def _resized(array: np.ndarray, used: int, capacity: int) -> np.ndarray:
 
 def _grown(texts: Texts, rows: tuple[int, int], need: tuple[int, int]) -> Texts:
     children, nbytes = int(texts.used[0]), int(texts.used[1])
-    more = _doubled(len(texts.present), children + need[0])
+    capacity = _doubled(len(texts.present), children + need[0])
     return Texts(
         _resized(texts.ends, rows[0] + 1, rows[1] + 1),
         _resized(texts.valid, rows[0], rows[1]),
-        _resized(texts.ids, children, more),
-        _resized(texts.offsets, children + 1, more + 1),
-        _resized(texts.present, children, more),
+        _resized(texts.ids, children, capacity),
+        _resized(texts.offsets, children + 1, capacity + 1),
+        _resized(texts.present, children, capacity),
         _resized(texts.text, nbytes, _doubled(len(texts.text), nbytes + need[1])),
         texts.used,
     )

@@ -22,23 +22,23 @@ REPLAY: Final = ".replay"
 """Suffix of the consumer name of a replay."""
 
 
-def sink_registration(root: str | Root, log_id: str, wanted: DefinedSink, suffix: str = "") -> ConsumerRegistration:
+def sink_registration(root: str | Root, log_id: str, sink: DefinedSink, suffix: str = "") -> ConsumerRegistration:
     """Return the registration of a sink as a consumer of a log."""
-    return ConsumerRegistration(root, target_uuid(log_id, wanted, suffix), wanted.name + suffix)
+    return ConsumerRegistration(root, target_uuid(log_id, sink, suffix), sink.name + suffix)
 
 
-def target_uuid(log_id: str, wanted: DefinedSink, suffix: str = "") -> str:
+def target_uuid(log_id: str, sink: DefinedSink, suffix: str = "") -> str:
     """Return the id of a sink as a consumer of a log. It depends on the sink's location and type, not on its name."""
-    return str(uuid.uuid5(uuid.NAMESPACE_URL, f"cdc:{log_id}/{wanted.type}/{wanted.location}{suffix}"))
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, f"cdc:{log_id}/{sink.type}/{sink.location}{suffix}"))
 
 
 @contextmanager
-def registered_for_replay(root: str | Root, view: LogReader, wanted: DefinedSink) -> Iterator[None]:
+def registered_for_replay(root: str | Root, view: LogReader, sink: DefinedSink) -> Iterator[None]:
     """Register a replay as a consumer of the log: inside the block, retention removes no file that `view` reads.
 
     If the replay is killed, its registration remains. The next replay of the same sink replaces and removes it.
     """
-    registered, done = sink_registration(root, view.log_id, wanted, REPLAY), Event()
+    registered, done = sink_registration(root, view.log_id, sink, REPLAY), Event()
     horizon = Position(0) if view.compacted is None else view.compacted.horizon
     pinned = view.pinned_version(Position(0))
 

@@ -35,10 +35,10 @@ class ReplayPauses:
     def is_paused(self, sink: str) -> bool:
         """Return whether a replay that still runs has paused the sink."""
         try:
-            found = self._catalog.leases.holder(_pause_lease(self._pipeline, sink))
+            holder = self._catalog.leases.holder(_pause_lease(self._pipeline, sink))
         except CdcError:
             return False
-        return found is not None and not is_dead(found)
+        return holder is not None and not is_dead(holder)
 
     def confirm(self, sink: str) -> None:
         """Confirm to the replay that the sink is closed."""
@@ -82,8 +82,8 @@ def _pause_lease(pipeline: str, sink: str) -> str:
 
 def _wait(catalog: Catalog, pipeline: str, sink: str, command: int, deadline: float) -> None:
     while driver_of(catalog, pipeline) is not None:
-        found = catalog.commands.get(command)
-        if found is not None and found.result is not None:
+        answer = catalog.commands.get(command)
+        if answer is not None and answer.result is not None:
             return
         if time.monotonic() >= deadline:
             raise SinkInUse(

@@ -76,8 +76,8 @@ class ExternalCommitReport:
     def pop_counts(self) -> dict[str, int]:
         """Return the number of commits that were added since the last call, by topic."""
         with self._lock:
-            found, self._uncounted = self._uncounted, {}
-        return found
+            counts, self._uncounted = self._uncounted, {}
+        return counts
 
 
 class SinkFigures:
@@ -333,15 +333,15 @@ class ProgressReporter(Thread):
             )
         )
         now, sinks = time.monotonic(), list(self.sinks)
-        progress = [found for sink in sinks if (found := sink.to_sink()) is not None]
+        progress = [sink_progress for sink in sinks if (sink_progress := sink.to_sink()) is not None]
         changed_sinks = self._sinks.due(progress, now)
-        for found in changed_sinks:
-            self._catalog.sinks.record(self._pipeline, found)
+        for sink_progress in changed_sinks:
+            self._catalog.sinks.record(self._pipeline, sink_progress)
         tables = {sink.sink: sink.to_tables() for sink in sinks if sink.has_published}
         changed_tables = self._tables.due([table for of_sink in tables.values() for table in of_sink], now)
         if changed_tables:
             self._catalog.tables.record(self._pipeline, changed_tables)
-        self._forget_tables({name: frozenset(one.topic for one in of_sink) for name, of_sink in tables.items()})
+        self._forget_tables({name: frozenset(table.topic for table in of_sink) for name, of_sink in tables.items()})
         for sink in sinks:
             letters = sink.to_dead_letters()
             if letters is not None and letters != self._mirrored.get(sink.sink):

@@ -154,8 +154,8 @@ class SparkSettings:
     @classmethod
     def of(cls, definition: Definition, app_name: str) -> Self:
         """Return the Spark settings of a definition, with the given name of the application."""
-        wanted = definition.spark
-        return cls(master=wanted.master, app_name=app_name, conf=dict(wanted.conf), delta_jars=tuple(wanted.delta_jars))
+        spark = definition.spark
+        return cls(master=spark.master, app_name=app_name, conf=dict(spark.conf), delta_jars=tuple(spark.delta_jars))
 
     @property
     def local(self) -> bool:
@@ -255,9 +255,9 @@ def delta_jars(settings: SparkSettings, home: Path | None = None) -> tuple[Path,
     if settings.delta_jars:
         return tuple(_given(settings.delta_jars))
     for cache in IVY_CACHES:
-        found = tuple(_cached((home or Path.home()) / cache))
-        if len(found) == len(NEEDED_JARS):
-            return found
+        jars = tuple(_cached((home or Path.home()) / cache))
+        if len(jars) == len(NEEDED_JARS):
+            return jars
     return ()
 
 

@@ -181,7 +181,7 @@ def _move_to_cluster(
 
 def _begin_epoch(cluster: NewCluster, differing: Sequence[int], report: MoveSteps) -> None:
     again = dict.fromkeys(differing, DIFFERED)
-    again |= {s.relation: UNKNOWN_TABLE for s in cluster.tables.copied if s.relation not in cluster.known}
+    again |= {s.relation: UNKNOWN_TABLE for s in cluster.tables.copied if s.relation not in cluster.schemas}
     cluster.begin_epoch(again)
     copied = f"; the reader copies {len(again)} tables" if again else ", and no table is copied"
     report(StepKind.DONE, f"created slot {cluster.source.slot!r} and began an epoch at {cluster.position}{copied}")

@@ -53,7 +53,7 @@ def compare_tables(cluster: NewCluster, log: LogReader, spark: Callable[[], Spar
     cut = ConsistentCut(cluster.position, cluster.reading, {}, cluster.source.publication, rows_of)
     contents = {table.relation: table for table in folded.tables()}
     for schema in cluster.tables.copied:
-        before = cluster.known.get(schema.relation)
+        before = cluster.schemas.get(schema.relation)
         if before is None:
             yield _not_compared(schema, "the log does not have the table, so the reader copies it")
         elif before.state is not TableState.LIVE:

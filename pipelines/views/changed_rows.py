@@ -29,8 +29,8 @@ def check_key(rows: pa.Table, schema: TableSchema) -> None:
     counts = ids.value_counts()
     twice = pc.greater(counts.field("counts"), 1)
     if pc.any(twice).as_py():
-        found = counts.field("values").filter(twice)[0].as_py().split("\0")
-        raise ViewKeyNotUnique(f"view {schema.topic!r} has more than one row with the key ({names}) = {found!r}")
+        values = counts.field("values").filter(twice)[0].as_py().split("\0")
+        raise ViewKeyNotUnique(f"view {schema.topic!r} has more than one row with the key ({names}) = {values!r}")
 
 
 def all_new(rows: pa.Table) -> pa.Table:
@@ -98,9 +98,9 @@ def _changed(operation: Operation, key: Any, before: Any, after: Any) -> pa.Tabl
     return pa.Table.from_arrays(columns, schema=CHANGED_ROWS)
 
 
-def _differ(one: pa.ChunkedArray, other: pa.ChunkedArray) -> np.ndarray:
+def _differ(left: pa.ChunkedArray, right: pa.ChunkedArray) -> np.ndarray:
     """Return one bool per row: whether two images of the same columns differ."""
-    images = [_one_chunk(one), _one_chunk(other)]
+    images = [_one_chunk(left), _one_chunk(right)]
     differs = np.zeros(len(images[0]), np.bool_)
     if not len(images[0]):
         return differs

@@ -45,18 +45,18 @@ def changed_keys(log: LogReader, after: Position, upto: Position, relations: Ite
 
     The caller refreshes the log reader.
     """
-    wanted = sorted(set(relations))
+    relation_numbers = sorted(set(relations))
     try:
         files = log.files(after, upto)
         if after < log.oldest or sum(file.rows for file in files) > MOST:
-            return dict.fromkeys(wanted)
+            return dict.fromkeys(relation_numbers)
     except LogTrimmed:
-        return dict.fromkeys(wanted)
-    found = [read_file(file, after, upto, _COLUMNS) for file in files]
-    if not found:
+        return dict.fromkeys(relation_numbers)
+    parts = [read_file(file, after, upto, _COLUMNS) for file in files]
+    if not parts:
         return {}
-    rows = pa.concat_tables(found)
-    rows = rows.filter(pc.is_in(rows["relation"], pa.array(wanted, pa.int64())))
+    rows = pa.concat_tables(parts)
+    rows = rows.filter(pc.is_in(rows["relation"], pa.array(relation_numbers, pa.int64())))
     concerned = rows["relation"].unique().to_pylist()
     altered = _altered(log, after, upto) if pc.any(pc.equal(rows["op"], Operation.SCHEMA.value)).as_py() else set()
     return {relation: None if relation in altered else _keys_of(rows, relation) for relation in concerned}

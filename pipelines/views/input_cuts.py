@@ -58,9 +58,9 @@ class InputCuts:
             self._changed.wait_for(lambda: self._offered is not None, timeout)
             if self._offered is None:
                 return None
-            found, self._offered = self._offered, None
-            self._taken.append(found)
-            return found.record
+            cut, self._offered = self._offered, None
+            self._taken.append(cut)
+            return cut.record
 
     def keep(self, positions: Collection[int]) -> None:
         """Release all cuts that were taken, except those at the given positions and the last one."""

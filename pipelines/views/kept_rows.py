@@ -43,11 +43,11 @@ def floor_at(cut: Cut, keep: float | None, earlier: int | None) -> int | None:
 
 def check_time(schema: TableSchema) -> None:
     """Raise ViewColumnRefused if a view with `keep` has not one column with a time in its key."""
-    found = [column.name for column in schema.key if column.type_oid in _TIMES]
-    if len(found) != 1:
+    times = [column.name for column in schema.key if column.type_oid in _TIMES]
+    if len(times) != 1:
         names = ", ".join(column.name for column in schema.key)
         raise ViewColumnRefused(
-            f"view {schema.topic!r} has 'keep', and its key ({names}) has {len(found) or 'no'} columns of type date or "
+            f"view {schema.topic!r} has 'keep', and its key ({names}) has {len(times) or 'no'} columns of type date or "
             "timestamp",
             remedy="let the key have one column with the time of a row, or remove 'keep'",
         )

@@ -257,14 +257,14 @@ class ViewEngine:
             thread.close()
 
     def _step(self, record: Published, cut: Cut) -> _Step:
-        wanted = {topic for view in self._views.values() for topic in view.query.inputs}
-        inputs = usable_inputs(record, wanted)
+        topics = {topic for view in self._views.values() for topic in view.query.inputs}
+        inputs = usable_inputs(record, topics)
         schemas = {
             table.topic: TableSchema.from_json(table.schema)
             for table in record.tables.values()
             if table.topic in inputs and table.schema is not None and table.state != TargetState.DROPPED
         }
-        dropped = {t.topic for t in record.tables.values() if t.state == TargetState.DROPPED} & (wanted - {*inputs})
+        dropped = {t.topic for t in record.tables.values() if t.state == TargetState.DROPPED} & (topics - {*inputs})
         self._change_log.refresh()
         return _Step(cut, self._log.computed_from.views, inputs, schemas, frozenset(dropped))
 
@@ -403,9 +403,9 @@ class ViewEngine:
 
     def _mark(self, name: str, commit: ViewCommit, state: TableState, reason: str) -> None:
         """Add a version of a view in another state, if the log has the view in a different one."""
-        known = self._log.schemas().get(name)
-        if known is not None and (known.state, known.reason) != (state, reason):
-            commit.add_version(known.flagged(state, reason))
+        version = self._log.schemas().get(name)
+        if version is not None and (version.state, version.reason) != (state, reason):
+            commit.add_version(version.flagged(state, reason))
 
 
 def _is_behind(name: str, query: ViewQuery, fingerprint: str, computed: ComputedFrom) -> bool:
@@ -432,11 +432,11 @@ def _changes_of(version: InputVersion, before: InputVersion | None, changes: Key
     """Return the keys of the rows of one input that may have changed; None if every row may have."""
     if before is None or before.relation != version.relation or before.target != version.target:
         return None
-    found = changes.get(version.relation, pa.array([], pa.list_(pa.string())))
+    keys = changes.get(version.relation, pa.array([], pa.list_(pa.string())))
     parked = {*before.parked} ^ {*version.parked} if before.parked != version.parked else set()
-    if found is None or not parked:
-        return found
-    return distinct(pa.concat_arrays([found, pa.array(sorted(map(list, parked)), found.type)]))
+    if keys is None or not parked:
+        return keys
+    return distinct(pa.concat_arrays([keys, pa.array(sorted(map(list, parked)), keys.type)]))
 
 
 def _stops_one_view(error: CdcError) -> bool:
@@ -450,8 +450,8 @@ def _error_of(name: str, exc: PySparkException) -> CdcError:
     return ViewFailed(f"view {name!r} cannot be computed: {text[:300]}")
 
 
-def _numbered(names: Sequence[str], known: Mapping[str, TableSchema]) -> dict[str, int]:
+def _numbered(names: Sequence[str], schemas: Mapping[str, TableSchema]) -> dict[str, int]:
     """Return name → number in the log of views; a view that the log does not have yet gets an unused one."""
-    used = max((schema.relation for schema in known.values()), default=0)
+    used = max((schema.relation for schema in schemas.values()), default=0)
     unused = count(used + 1)
-    return {name: known[name].relation if name in known else next(unused) for name in names}
+    return {name: schemas[name].relation if name in schemas else next(unused) for name in names}

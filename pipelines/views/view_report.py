@@ -40,16 +40,18 @@ class ViewReport:
     def computed(self, record: Published, views: Mapping[str, ViewFigures]) -> None:
         """Report the views at a cut."""
         tables = {
-            number: TableRecord(number, topic, "", found.position, None, _STATES[found.state], found.reason or None)
-            for number, (topic, found) in enumerate(views.items())
+            number: TableRecord(
+                number, topic, "", figures.position, None, _STATES[figures.state], figures.reason or None
+            )
+            for number, (topic, figures) in enumerate(views.items())
         }
-        rows = {number: found.changed_rows for number, found in enumerate(views.values())}
+        rows = {number: figures.changed_rows for number, figures in enumerate(views.values())}
         lag = max(0.0, time.time() - record.committed_at / 1e6) if record.committed_at and any(rows.values()) else None
         at_cut = Published(record.position, record.committed_at, tables)
         self._figures.record_published(at_cut, lag=lag, rows=rows)
-        for topic, found in views.items():
-            self._add(topic, found)
-            self.slice_done(topic, found.work)
+        for topic, figures in views.items():
+            self._add(topic, figures)
+            self.slice_done(topic, figures.work)
 
     def slice_done(self, view: str, work: Work) -> None:
         """Report how far the computation of a view is; any thread may call it."""
@@ -63,9 +65,9 @@ class ViewReport:
         """Report an error that is not that of one view."""
         self._figures.record_failure(error)
 
-    def _add(self, view: str, found: ViewFigures) -> None:
-        labels, work = (self._pipeline, view), found.work
-        self._process.add(metrics.VIEW_CHANGES, found.changed_rows, *labels)
+    def _add(self, view: str, figures: ViewFigures) -> None:
+        labels, work = (self._pipeline, view), figures.work
+        self._process.add(metrics.VIEW_CHANGES, figures.changed_rows, *labels)
         if work.mode:
             self._process.add(metrics.VIEW_INPUT_ROWS, work.input_rows, *labels)
             self._process.add(metrics.VIEW_AFFECTED_KEYS, work.affected_keys, *labels)

@@ -73,8 +73,8 @@ def _section(name: str, values: Mapping[str, object]) -> Markup:
 
 def _command_in(remedy: str) -> str:
     """Return the command that a remedy contains; "" if it contains none."""
-    found = COMMAND.search(remedy)
-    return "" if found is None else found[1]
+    command = COMMAND.search(remedy)
+    return "" if command is None else command[1]
 
 
 def _tone(state: str) -> str:
