@@ -12,6 +12,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -84,6 +85,8 @@ def run(*, quick: bool, seconds: float = 0, runs: int = 0, parts: Sequence[str] 
                                 used = pipeline.used(measured)
                                 ended = time.time()
                             if rate:
+                                until(partial(pipeline.is_streaming, TABLES[part]), 600)
+                                figures[f"seconds_behind.{rate}.{part}"].values.append(time.time() - ended)
                                 reached = pipeline.changes_per_second(began, ended)
                                 figures[f"changes_per_second.{rate}.{part}"].values.append(reached)
                             for role, usage in used.items():
@@ -102,6 +105,7 @@ def empty_figures() -> dict[str, Figure]:
         for rate in RATES[1:]:
             key = f"changes_per_second.{rate}.{part}"
             figures[key] = Figure("changes/s", at_least=REACHED * rate, in_every_run=True)
+            figures[f"seconds_behind.{rate}.{part}"] = Figure("s")
         for rate in RATES:
             for role in ("pipeline", *ROLES):
                 limit = LIMITS.get((part, rate)) if role == "pipeline" else None
