@@ -84,6 +84,9 @@ class BulkSender:
         self._producer = producer
         self._library = librdkafka.load().quick
         self._handle = ctypes.c_void_p.from_param(producer.handle)
+        # another object for the function, without types of arguments: they are converted once
+        self._produce = self._library["rd_kafka_produceva"]
+        self._produce.restype = ctypes.c_void_p
         self._layouts: dict[int, _Layout] = {}
         """Maximum number of headers → layout."""
         self._names: dict[str, Any] = {}
@@ -181,7 +184,7 @@ class BulkSender:
 
     def _pass(self, layout: _Layout, header_counts: Sequence[int]) -> int:
         """Pass the first messages to the client; return how many it takes."""
-        handle, produce = self._handle, self._library.rd_kafka_produceva
+        handle, produce = self._handle, self._produce
         arguments = map(layout.counts.__getitem__, header_counts)
         for number, (place, count) in enumerate(zip(layout.places, arguments, strict=False)):
             error = produce(handle, place, count)

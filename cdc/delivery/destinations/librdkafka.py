@@ -131,11 +131,8 @@ class Librdkafka(NamedTuple):
 @lru_cache(maxsize=1)
 def load() -> Librdkafka:
     """Return the library of confluent-kafka. Raises what `checked` raises."""
-    library = checked(
-        Librdkafka(ctypes.CDLL(cimpl.__file__), ctypes.PyDLL(cimpl.__file__)), confluent_kafka.libversion()[1]
-    )
-    library.quick.rd_kafka_produceva.argtypes = None  # kafka_bulk converts the arguments once
-    return library
+    opened = Librdkafka(ctypes.CDLL(cimpl.__file__), ctypes.PyDLL(cimpl.__file__))
+    return checked(opened, confluent_kafka.libversion()[1])
 
 
 def checked(library: Librdkafka, version: int) -> Librdkafka:
