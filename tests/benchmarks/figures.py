@@ -36,8 +36,8 @@ class Figure:
     def limit(self) -> str:
         """The limit as text, `≥ 2.5` or `≤ 60`; empty without one."""
         if self.at_least is not None:
-            return f"≥ {self.at_least:,g}"
-        return "" if self.at_most is None else f"≤ {self.at_most:,g}"
+            return f"≥ {self.at_least:,.10g}"
+        return "" if self.at_most is None else f"≤ {self.at_most:,.10g}"
 
     def to_json(self) -> dict[str, Any]:
         """Median, least and greatest value, unit, bar, verdict."""

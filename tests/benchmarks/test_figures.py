@@ -20,3 +20,9 @@ def test_a_bar_of_every_run_is_not_kept_by_the_median_alone() -> None:
 def test_nothing_is_said_of_a_figure_that_was_not_measured() -> None:
     assert Figure("rows", at_most=0, in_every_run=True).holds is None
     assert Figure("ms", values=[1]).holds is None
+
+
+def test_a_limit_is_written_in_full() -> None:
+    assert Figure("rows/s", at_least=2e6).limit == "≥ 2,000,000"
+    assert Figure("ratio", at_most=0.05).limit == "≤ 0.05"
+    assert not Figure("s").limit
