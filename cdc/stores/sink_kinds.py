@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any, Final
 
 from cdc.config.sink_definition import SinkDefinition
@@ -23,6 +23,5 @@ alone takes a tenth of a second.
 
 def reading_of(sink: SinkDefinition) -> SinkReading[Any]:
     """Return how the targets of a sink are read."""
-    module, _, name = READINGS[sink.kind].partition(":")
-    reading: SinkReading[Any] = getattr(import_module(module), name)()
+    reading: SinkReading[Any] = resolve_name(READINGS[sink.kind])()
     return reading

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any, Final, NamedTuple
 
 from cdc.delivery.destinations.contract import DeliveryIdentity, Destination, Promise
@@ -59,9 +59,8 @@ def promise_of(settings: Any) -> Promise:
 def new_destination(settings: Any, identity: DeliveryIdentity) -> Destination:
     """Return the destination of a delivery, not yet connected. settings: a model of `cdc.config.destinations`."""
     kind = KINDS[settings.type]
-    module, _, name = kind.place.partition(":")
     try:
-        made = getattr(import_module(f"{__name__}.{module}"), name)
+        made = resolve_name(f"{__name__}.{kind.place}")
     except ModuleNotFoundError as exc:
         if kind.extra is None or (exc.name or "").startswith("cdc"):
             raise
@@ -81,5 +80,4 @@ def own_format(settings: Any) -> Any | None:
     place = KINDS[settings.type].format
     if place is None:
         return None
-    module, _, name = place.partition(":")
-    return getattr(import_module(module), name).of(settings)
+    return resolve_name(place).of(settings)
