@@ -56,11 +56,11 @@ def deliver(names: NamesArgument = None, config: ConfigOption = DEFAULT_CONFIG) 
 
     configure_by_environment(str(config))
     definition = load_definition(config)
-    chosen: list[Delivery] = [one for one in definition.deliveries if not one.is_run_by_hand]
+    chosen: list[Delivery] = [delivery for delivery in definition.deliveries if not delivery.is_run_by_hand]
     for name in names or ():
         check_name(definition, name)
     if names:
-        chosen = [one for one in definition.deliveries if one.name in names]
+        chosen = [delivery for delivery in definition.deliveries if delivery.name in names]
     if not chosen:
         raise UnknownName(
             f"pipeline {definition.name!r} has no delivery to send",

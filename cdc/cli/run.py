@@ -90,7 +90,7 @@ def _supervise(config: Path, parts: Sequence[str], warm: WarmProcess | None, *, 
     if (exposure := definition.service.exposure) is not None and (not parts or ProcessName.SERVER in parts):
         raise exposure
     triggers = RestartTriggers(config, definition.catalog.url)
-    delivers = any(not one.is_run_by_hand for one in definition.deliveries)
+    delivers = any(not delivery.is_run_by_hand for delivery in definition.deliveries)
     children = pipeline_children(str(config.resolve()), parts, copies_only=copies_only, delivers=delivers)
     supervisor = Supervisor(children, triggers=triggers, warm=warm)
     supervisor.handle_signals()

@@ -256,7 +256,7 @@ def _without_effect(definition: Definition, consumer: Any, views: Sequence[str])
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
     """Return a question that names the most similar of the names, without globs; "" if none is similar."""
-    near = get_close_matches(name, [one for one in names if not WILDCARDS & set(one)], n=1)
+    near = get_close_matches(name, [other for other in names if not WILDCARDS & set(other)], n=1)
     return f": did you mean {near[0]!r}?" if near else ""
 
 

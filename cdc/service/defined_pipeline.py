@@ -41,7 +41,7 @@ class DefinedPipeline:
             name=definition.name,
             sinks=frozenset([*names, NAME_OF_VIEWS] if definition.views else names),
             views=frozenset(view.name for view in definition.views),
-            runs_deliveries=any(not one.is_run_by_hand for one in definition.deliveries),
+            runs_deliveries=any(not delivery.is_run_by_hand for delivery in definition.deliveries),
             file=file,
         )
 

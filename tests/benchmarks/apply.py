@@ -1,4 +1,4 @@
-"""Apply: from the change log into Delta by the default writer, beside the other writers and a hand-made `foreachBatch`.
+"""Apply: from the change log into Delta by the default writer, by the others, and by a hand-made `foreachBatch`.
 
 Everything runs in one process with one Spark session that is warm before a clock starts. Rows of both sides are
 compared in the end: a figure of a run in which they differ is not printed.

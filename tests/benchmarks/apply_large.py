@@ -1,6 +1,6 @@
 """Large targets: what a batch of 1,000 random keys costs where the target has many rows; and one of the newest keys.
 
-The writer is the default of a definition. A batch of delta-rs stands beside it.
+The writer is the default of a definition. A batch of delta-rs is measured, too.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ from tests.fixtures.waiting import until
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-BATCH, BATCHES, PEER_BATCHES = 1_000, 20, 5
+BATCH = 1_000
+BATCHES = 20
+PEER_BATCHES = 5
 NEWEST = 0.01
 DEFAULT_WRITER: Final = Writer(DeltaSinkDefinition.model_fields["writer"].default)
 """The writer of a definition that names none."""

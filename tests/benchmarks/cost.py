@@ -2,7 +2,7 @@
 
 `cdc run` starts reader, apply process and server. The load is a constant number of changes per second over some
 tables. CPU comes from /proc and counts all threads and children; the server that runs Postgres is not counted. The part
-`7_tables_search` has a local search index beside the Delta sink, and like the others no JVM; `7_tables_spark` has the
+`7_tables_search` has a Delta sink and a local search index, and like the others no JVM; `7_tables_spark` has the
 Delta sink and `spark.engine: spark`. The part `reader` is the reader alone, at one thousand transactions of four
 changes a second.
 """

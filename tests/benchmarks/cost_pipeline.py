@@ -120,9 +120,13 @@ class Pipeline:
 
     def used(self, seconds: float) -> Mapping[str, Used]:
         """Measure for so many seconds; return what each role used, and all of them as `pipeline`."""
-        cpu, woken, began = self._cpu(), self._wakeups(), time.monotonic()
+        cpu = self._cpu()
+        woken = self._wakeups()
+        began = time.monotonic()
         time.sleep(seconds)
-        cpu_after, woken_after, elapsed = self._cpu(), self._wakeups(), time.monotonic() - began
+        cpu_after = self._cpu()
+        woken_after = self._wakeups()
+        elapsed = time.monotonic() - began
         cores, wakes = defaultdict[str, float](float), defaultdict[str, float](float)
         for (role, process), used in cpu_after.items():
             cores[role] += (used - cpu.get((role, process), 0.0)) / elapsed

@@ -39,7 +39,7 @@ BATCH: Final = 10_000
 SECONDS, QUICK_SECONDS, WARM, QUICK_WARM = 60.0, 8.0, 10.0, 3.0
 """Seconds of load that are measured, and before."""
 AWAY, QUICK_AWAY = 3_600.0, 60.0
-"""Seconds of load that wait in the log when the delivery goes on."""
+"""Seconds of load that wait in the log when the delivery continues."""
 KEYS: Final = 100_000
 PARTITIONS: Final = 4
 TEXT_BYTES: Final = 110

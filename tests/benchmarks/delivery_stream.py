@@ -93,7 +93,7 @@ def events_of(folder: Path) -> list[DeliveredEvent]:
 def measure_stream(folder: Path, address: str, load: tuple[float, float, float]) -> dict[str, float]:
     """Return the latencies of all changes that were committed while it was measured, and how fast a delivery that was
     away catches up. load: seconds before the measurement, seconds that are measured, and seconds of load that the
-    delivery has missed when it goes on.
+    delivery has missed when it continues.
     """
     folder.mkdir()
     work = workloads.tpcb(0, ACCOUNTS)

@@ -56,7 +56,7 @@ class Torture:
             later = [end for end in ends if end > after][:8]
             if self._random.random() < 0.4:
                 self._kill_a_driver(after, self._random.choice(later))
-                if self._published > after:  # killed after its commit, so the next driver goes on from there
+                if self._published > after:  # killed after its commit, so the next driver continues there
                     after = self._published
                     continue
             upto = self._random.choice(later)
