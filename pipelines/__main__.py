@@ -214,7 +214,7 @@ def _apply(arguments: argparse.Namespace) -> int:
         import_module("pipelines.apply_process"),
         import_module("pipelines.new_sink_check"),
     )
-    import_module("cdc.process_memory").use_system_allocators()
+    import_module("cdc.allocators").use_system_allocators()
     new_sinks = new_sink_check.NewSinkCheck(whole, arguments.config, {sink.name for sink in definition.sinks})
     once = arguments.trigger == ONCE
     with ExitStack() as stack:
@@ -228,7 +228,7 @@ def _apply(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace) -> int:
     definition = load_definition(arguments.config)
     new_sink_check = import_module("pipelines.new_sink_check")
-    unwritable_tables = import_module("cdc.stores.unwritable_tables")
+    unwritable_tables = import_module("cdc.targets.unwritable_tables")
     defined = import_module("cdc.capture.startup_checks").defined_tables(definition)
     tables = list(unwritable_tables.tables_of_sinks(definition, defined, {sink.name for sink in definition.sinks}))
     with _spark_at_first_call(new_sink_check.local_settings(definition)) as session:

@@ -24,10 +24,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Self
 
+from cdc.allocators import usable_memory
 from cdc.config import EngineChoice
 from cdc.log.disk_format import LogFile
 from cdc.log.file_selection import MAX_BYTES
-from cdc.process_memory import usable_memory
 
 SMALL: Final = 50_000
 """Maximum rows of a range that this process always takes, whatever its rows are; it folds them in 0.2 s."""

@@ -28,9 +28,9 @@ from cdc.config import Definition, SearchSinkDefinition
 from cdc.config.search_sink import IndexChanges
 from cdc.config.sinks import searched_sinks
 from cdc.errors import CdcError, IndexMappingConflict
-from cdc.stores.published_record import Published, TargetState
-from cdc.stores.search_reader import SearchReader, open_search
 from cdc.table import exact_glob
+from cdc.targets.published_record import Published, TargetState
+from cdc.targets.search_reader import SearchReader, open_search
 
 CHECK_EVERY: Final = 2.0
 """Seconds between two checks whether a table has stopped."""

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from cdc.config import DeltaSinkDefinition
 from cdc.position import Position
-from cdc.stores.lake_reader import Lake, Moment, ReadAt, aliases, parse_at, tables_by_shared_target
-from cdc.stores.published_record import Published, TargetState, by_topic
+from cdc.targets.lake_reader import Lake, Moment, ReadAt, aliases, parse_at, tables_by_shared_target
+from cdc.targets.published_record import Published, TargetState, by_topic
 from pipelines.sinks.delta.spark_target import frame_at
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def at(
     are kept as long as the cut.
 
     Tables that were being copied or had stopped at the cut are left out. If `sink` is a sink of a definition, tables
-    are also left out if their rows were written under earlier rules of the sink (`cdc.stores.target_rule_changes`).
+    are also left out if their rows were written under earlier rules of the sink (`cdc.targets.target_rule_changes`).
     Raises the same errors as `cut`, and DeltaJarMissing for a session without Delta.
     """
     record = moment if isinstance(moment, Published) else cut(sink, moment)

@@ -14,8 +14,8 @@ from cdc.config import Definition, issues_in_file
 from cdc.config.sink_rules import KeyConflict
 from cdc.errors import InvalidDefinition, SinkUnavailable
 from cdc.log.reader import LogReader
-from cdc.stores.sink_kinds import reading_of
-from cdc.stores.unwritable_tables import SinkTable, path_conflicts, rule_conflicts, tables_in, tables_of_sinks
+from cdc.targets.sink_kinds import reading_of
+from cdc.targets.unwritable_tables import SinkTable, path_conflicts, rule_conflicts, tables_in, tables_of_sinks
 from pipelines.runtime.spark_session import SparkSettings
 from pipelines.sink_kinds import kind_of
 from pipelines.sinks.sink_kind import SessionProvider
@@ -60,7 +60,7 @@ def find_unresolved_rules(tables: Iterable[SinkTable], session: SessionProvider)
     """Check those settings of the tables' rules that need Spark, such as expressions.
 
     Returns the settings that a sink could not apply, each with its key in the definition and its error.
-    `cdc.stores.unwritable_tables` checks the other settings without Spark.
+    `cdc.targets.unwritable_tables` checks the other settings without Spark.
     """
     return [
         KeyConflict(table.key(*key), error)

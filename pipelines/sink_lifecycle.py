@@ -55,7 +55,7 @@ from cdc.config import Definition, EngineChoice
 from cdc.config.sinks import DefinedSink
 from cdc.errors import CdcError, LogTrimmed, Reaction, SinkError, SinkInUse
 from cdc.position import Position
-from cdc.stores.lake_access import access_error
+from cdc.targets.lake_access import access_error
 from pipelines.dead_letters.requests import DeadLetterCommands
 from pipelines.engine_decision import Engine
 from pipelines.opened_sink import OpenedSink, has_log

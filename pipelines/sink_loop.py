@@ -20,8 +20,8 @@ from cdc.config import EngineChoice
 from cdc.errors import BatchTooLarge, CdcError, LogTrimmed, Reaction
 from cdc.failpoint import hit
 from cdc.position import Position
-from cdc.stores.published_record import Published, TableRecord, TargetState
 from cdc.table import TableSchema, TableState
+from cdc.targets.published_record import Published, TableRecord, TargetState
 from pipelines.dead_letters.quarantine import Quarantine
 from pipelines.engine_decision import (
     ONE_MACHINE,

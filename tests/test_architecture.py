@@ -53,8 +53,8 @@ LAYERS = (
     ("cdc.pgoutput", "wire format to Arrow rows"),
     ("cdc.catalog", "commands, leases and visible state"),
     ("cdc.postgres", "the source server"),
-    ("cdc.stores", "read access to targets"),
-    ("cdc.stores.search_server", "documents of a search server"),
+    ("cdc.targets", "read access to targets"),
+    ("cdc.targets.search_server", "documents of a search server"),
     ("cdc.snapshot", "copies of tables beside the stream"),
     ("cdc.capture", "the connector process"),
     ("cdc.delivery.formats", "changes as events"),
@@ -93,11 +93,11 @@ INDEPENDENT = {
 """What a package may not import although it is above: cdc imports no Spark job, and no sink imports another."""
 COMMAND_TOP = ("cdc.cli", "cdc.errors", "cdc.command_output", "cdc.DEFAULT_CONFIG")
 """What a module of a command may import before its command runs: each import costs every command its time."""
-OF_SINKS = ("cdc.config.sinks", "cdc.stores.sink_kinds", "pipelines.sink_kinds")
+OF_SINKS = ("cdc.config.sinks", "cdc.targets.sink_kinds", "pipelines.sink_kinds")
 """The tables of the kinds of sinks: their definitions, how they are read, and how they are written."""
 KINDS_OF_SINKS = (
-    "cdc.config.delta_sink", "cdc.config.search_sink", "cdc.stores.delta_reading", "cdc.stores.search_reading",
-    "cdc.stores.search_server", "pipelines.sinks.delta", "pipelines.sinks.search", "pipelines.sinks.search_server",
+    "cdc.config.delta_sink", "cdc.config.search_sink", "cdc.targets.delta_reading", "cdc.targets.search_reading",
+    "cdc.targets.search_server", "pipelines.sinks.delta", "pipelines.sinks.search", "pipelines.sinks.search_server",
 )  # fmt: skip
 """Modules and packages of single kinds of sinks."""
 OF_DESTINATIONS = ("cdc.config.destinations", "cdc.delivery.destinations")
@@ -174,8 +174,8 @@ def test_only_catalog_and_migrations_import_sqlalchemy(module: Module) -> None:
 
 
 @of_every(*PACKAGES)
-def test_only_log_stores_and_sinks_import_deltalake(module: Module) -> None:
-    if not below(module.name, ["cdc.log", "cdc.stores", "pipelines.sinks"]):
+def test_only_log_targets_and_sinks_import_deltalake(module: Module) -> None:
+    if not below(module.name, ["cdc.log", "cdc.targets", "pipelines.sinks"]):
         assert imports_any(module, "deltalake") == set()
 
 

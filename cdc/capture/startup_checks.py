@@ -61,10 +61,10 @@ from cdc.postgres.slot import copy_lock, slot_status
 from cdc.postgres.source_state import read_source_state
 from cdc.postgres.tables import matched_schemas
 from cdc.snapshot.publication_sync import publication_control
-from cdc.stores.sink_kinds import reading_of
-from cdc.stores.target_rule_changes import hidden_columns, masked_columns
-from cdc.stores.unwritable_tables import tables_in
 from cdc.table import TableSchema, matches
+from cdc.targets.sink_kinds import reading_of
+from cdc.targets.target_rule_changes import hidden_columns, masked_columns
+from cdc.targets.unwritable_tables import tables_in
 
 
 class CheckScope(Enum):

@@ -46,7 +46,8 @@ def deliver(names: NamesArgument = None, config: ConfigOption = DEFAULT_CONFIG) 
     The process waits up to 20 s for receivers that have not acknowledged; the same signal again ends it at once. A
     delivery of type stdout prints events, one JSON object per line: 'cdc deliver NAME | jq .value'.
     """
-    from cdc.process_memory import refuse_pandas, use_system_allocators
+    from cdc.allocators import use_system_allocators
+    from cdc.import_guard import refuse_pandas
 
     refuse_pandas()
     from cdc.config import load_definition

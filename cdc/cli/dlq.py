@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cdc.catalog import DeadLetter
     from cdc.catalog.dead_letter_requests import DeadLetterAction
     from cdc.config import Definition
-    from cdc.stores.dead_letter_rows import ParkedRow
+    from cdc.targets.dead_letter_rows import ParkedRow
 
 IdArgument = Annotated[
     str,
@@ -171,8 +171,8 @@ def _find_parked_row(definition: Definition, letter: DeadLetter) -> tuple[Parked
 
     Returns (None, {}) if the row is no longer parked.
     """
-    from cdc.stores.sink_kinds import reading_of
     from cdc.table import TableSchema
+    from cdc.targets.sink_kinds import reading_of
 
     sink = next((sink for sink in definition.sinks if sink.name == letter.sink), None)
     if sink is None:
@@ -190,7 +190,7 @@ def _find_parked_row(definition: Definition, letter: DeadLetter) -> tuple[Parked
 
 
 def _shown(text: str | None) -> str | None:
-    from cdc.stores.dead_letter_rows import MASKED
+    from cdc.targets.dead_letter_rows import MASKED
 
     return None if text is None else text.removeprefix(MASKED)
 

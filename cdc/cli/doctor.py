@@ -48,7 +48,7 @@ def doctor(
     from cdc.capture.startup_checks import find_problems as problems_of
     from cdc.config import issues_in_file, load_definition, unprotected_service
     from cdc.delivery.delivery_checks import delivery_problems
-    from cdc.stores.unwritable_tables import sink_conflicts
+    from cdc.targets.unwritable_tables import sink_conflicts
 
     definition = load_definition(config)
     problems, tables = problems_of(definition), [] if sql else defined_tables(definition)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cdc.config import Definition, SearchSinkDefinition
-    from cdc.stores.search_server.index_inventory import ListedIndex
+    from cdc.targets.search_server.index_inventory import ListedIndex
 
 SinkArgument = Annotated[
     str, typer.Argument(help="Name of a search sink with engine opensearch or elasticsearch.", metavar="SINK")
@@ -82,8 +82,8 @@ def drop(  # noqa: PLR0913, PLR0917 - one parameter per option
     from cdc.catalog import Catalog
     from cdc.catalog.process_lease import sole_replay
     from cdc.service import number_format
-    from cdc.stores.search_server.client import SearchClient
-    from cdc.stores.search_server.index_inventory import drop_index, select_unused
+    from cdc.targets.search_server.client import SearchClient
+    from cdc.targets.search_server.index_inventory import drop_index, select_unused
 
     before = time.time() - parse_seconds(older_than, "--older-than")
     definition, wanted, log_id = _open(config, sink)
@@ -121,8 +121,8 @@ def _open(config: Path, name: str) -> tuple[Definition, SearchSinkDefinition, st
 
 
 def _list(sink: SearchSinkDefinition, log_id: str, *, replaying: bool) -> list[ListedIndex]:
-    from cdc.stores.search_server.client import SearchClient
-    from cdc.stores.search_server.index_inventory import list_indexes
+    from cdc.targets.search_server.client import SearchClient
+    from cdc.targets.search_server.index_inventory import list_indexes
 
     with SearchClient(sink.access, sink.engine) as client:
         client.check()

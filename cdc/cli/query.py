@@ -63,12 +63,12 @@ def query(  # noqa: PLR0913, PLR0917 - one parameter per option
 ) -> None:
     """Run a SELECT statement on the Delta tables; writing is not possible."""
     from cdc.config import load_definition
-    from cdc.stores.read_only_guard import deny_file_writes
+    from cdc.targets.read_only_guard import deny_file_writes
 
     definition = load_definition(config)
     if context.obj.owns_process:
         deny_file_writes()  # the second barrier; the first is the engine's parser
-    from cdc.stores.table_query import QueryRequest, queried_sink, query_tables
+    from cdc.targets.table_query import QueryRequest, queried_sink, query_tables
 
     request = QueryRequest(
         sql=sql, at=at, limit=limit, min_position=min_position, timeout=parse_seconds(timeout, "--timeout")

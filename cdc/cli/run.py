@@ -108,7 +108,8 @@ def _supervise(config: Path, parts: Sequence[str], warm: WarmProcess | None, *, 
 
 def reader(config: ConfigOption = DEFAULT_CONFIG, log_format: FormatOption = LogLineFormat.CONSOLE) -> None:
     """Capture changes from Postgres into the log; `cdc run` starts this process."""
-    from cdc.process_memory import refuse_pandas, use_system_allocators
+    from cdc.allocators import use_system_allocators
+    from cdc.import_guard import refuse_pandas
 
     refuse_pandas()
     from cdc.capture.reader_process import main

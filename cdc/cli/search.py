@@ -11,7 +11,7 @@ from cdc.cli.options import ConfigOption, JsonOption, WaitOption, parse_seconds
 from cdc.command_output import echo, emit, escaped_for_terminal
 
 if TYPE_CHECKING:
-    from cdc.stores.search_index_reader import FoundRow
+    from cdc.targets.search_index_reader import FoundRow
 
 _CELL = 60
 """Maximum number of characters per value in a line on the terminal; `--json` prints values in full."""
@@ -66,7 +66,7 @@ def search(  # noqa: PLR0913, PLR0917 - one parameter per option
 ) -> None:
     """Find rows of a table by the words in them, best match first."""
     from cdc.config import load_definition
-    from cdc.stores.table_search import SearchRequest, search_table
+    from cdc.targets.search_query import SearchRequest, search_table
 
     request = SearchRequest(
         table=table,

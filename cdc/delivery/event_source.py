@@ -19,8 +19,8 @@ from cdc.delivery.event_part import EventPart
 from cdc.delivery.formats.contract import Format
 from cdc.delivery.log_windows import MOST_BYTES, LogWindow, LogWindows
 from cdc.delivery.overload import NO_ROWS, OverloadPolicy, Selection
-from cdc.delivery.parked_events import ParkedEvents
 from cdc.delivery.progress import ParkedKey, Progress
+from cdc.delivery.retried_events import ParkedEvents
 from cdc.delivery.transaction_boundaries import TransactionBoundaries, boundaries_for
 from cdc.log.reader import LogReader
 from cdc.position import Position

@@ -13,11 +13,11 @@ from cdc.delivery.delivery_figures import DeliveryFigures
 from cdc.delivery.delivery_loop import DeliveryLoop
 from cdc.delivery.destinations import new_destination, own_format
 from cdc.delivery.destinations.contract import DeliveryIdentity, ServesHistory
-from cdc.delivery.event_history import LoggedHistory
 from cdc.delivery.event_source import EventSource
 from cdc.delivery.formats import new_format
 from cdc.delivery.formats.contract import Format
 from cdc.delivery.formats.event_rows import SourceNames
+from cdc.delivery.missed_events import LoggedHistory
 from cdc.delivery.progress import ProgressFile, delivery_uuid
 from cdc.log.consumer_registration import ConsumerRegistration
 from cdc.log.reader import LogReader

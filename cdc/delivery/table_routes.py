@@ -19,9 +19,9 @@ from cdc.delivery.row_condition import RowCondition
 from cdc.errors import CdcError, EventNotEncodable, TransformFailed
 from cdc.json_arrays import concatenated
 from cdc.log_row import ROW_OPERATIONS, Operation
-from cdc.stores.column_mask import Mask, transformed_columns
-from cdc.stores.hidden_columns import IN_DELIVERY, check_hidden, event_rules
 from cdc.table import Column, ReplicaIdentity, TableSchema, matches
+from cdc.targets.column_mask import Mask, transformed_columns
+from cdc.targets.hidden_columns import IN_DELIVERY, check_hidden, event_rules
 
 _SENT: Final = pa.array(sorted(one.value for one in (*ROW_OPERATIONS, Operation.TRUNCATE)))
 """Operations of rows that have events; `s` and `g` rows have none."""

@@ -10,8 +10,8 @@ from cdc.demo.pipeline_observer import PIPELINE
 from cdc.demo.workspace import Workspace
 from cdc.lsn import Lsn
 from cdc.position import Position
-from cdc.stores.lake_reader import Lake, ReadAt
-from cdc.stores.published_record import Published
+from cdc.targets.lake_reader import Lake, ReadAt
+from cdc.targets.published_record import Published
 
 
 @dataclass(frozen=True, slots=True)

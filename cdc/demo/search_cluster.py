@@ -22,8 +22,8 @@ from cdc.config.secret import Secret
 from cdc.demo.pipeline_observer import SEARCH
 from cdc.demo.terminal import Terminal
 from cdc.errors import CdcError, InvalidDefinition
-from cdc.stores.search_server.client import SearchClient
-from cdc.stores.search_server.index_inventory import drop_index
+from cdc.targets.search_server.client import SearchClient
+from cdc.targets.search_server.index_inventory import drop_index
 
 ENGINE: Final = "opensearch"
 PASSWORD_VARIABLE: Final = "OPENSEARCH_PASSWORD"  # noqa: S105 - the name of a variable

@@ -12,7 +12,7 @@ from cdc.demo.step_results import WAIT_SECONDS, Step, StepResult, Wait, run_step
 from cdc.demo.terminal import Terminal
 from cdc.errors import CutUnavailable
 from cdc.position import Position
-from cdc.stores.published_record import Published, TargetState
+from cdc.targets.published_record import Published, TargetState
 
 COLUMN: Final = "gift_note"
 TOTALS: Final = "select sum(total) from shop.orders union all select sum(quantity * price) from shop.order_items"

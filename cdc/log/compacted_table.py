@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 from cdc import atomic_file
 from cdc.errors import LogCorrupt, LogFenced
 from cdc.failpoint import hit
-from cdc.log import removed_file_records
+from cdc.log import retired_files
 from cdc.log.bucket_files import Root, as_root, remove_folder
 from cdc.log.delta_actions import Action
 from cdc.log.disk_format import (
@@ -171,7 +171,7 @@ class CompactedWriter:
         used = {segment_of(place.name) for place in path.glob("segment=*")}
         if not self._has_cleaned_up:
             self._has_cleaned_up = True
-            removed = removed_file_records.segments_with_removed_files(self._root, COMPACTED)
+            removed = retired_files.segments_with_removed_files(self._root, COMPACTED)
             kept = {run.number for run in self.runs} | removed
             if uncommitted := used - kept:
                 # their writer may still run: this commit fences it
@@ -221,7 +221,7 @@ class CompactedWriter:
         added = [self._added(file, horizon) for file in written]
         self._sync(written)
         removed = {self._relative(file): file.size for run in replaced for file in run.files}
-        removed_file_records.record_removal(self._root, COMPACTED, removed, self._fenced.next_version)
+        retired_files.record_removal(self._root, COMPACTED, removed, self._fenced.next_version)
         self._fenced.commit(
             [*added, *(FencedTable.removed(name, size) for name, size in removed.items())],
             int(horizon),
@@ -252,7 +252,7 @@ class CompactedWriter:
         self._remove_files({self._relative(file): file.size for file in self._state.files}, Position(0), Position(0))
 
     def _remove_files(self, files: Mapping[str, int], horizon: Position, floor: Position) -> None:
-        removed_file_records.record_removal(self._root, COMPACTED, files, self._fenced.next_version)
+        retired_files.record_removal(self._root, COMPACTED, files, self._fenced.next_version)
         hit("drop_noted")
         self._fenced.commit(
             [FencedTable.removed(name, size) for name, size in files.items()],

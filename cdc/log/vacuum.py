@@ -2,7 +2,7 @@
 
 There are three kinds of such files:
 
-- **Removed files**: a trim, compaction or rewrite removed them from a table. Their records (`removed_file_records.py`)
+- **Removed files**: a trim, compaction or rewrite removed them from a table. Their records (`retired_files.py`)
   keep them for the grace period, and longer for a consumer that has pinned an older version.
 - **Orphan files**: no commit and no record names them. An orphan file is deleted if it is older than the latest
   commit of its table, by more than the grace period and by more than ten minutes. A younger file may be a staged one
@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final
 
-from cdc.log import consumers, removed_file_records
+from cdc.log import consumers, retired_files
 from cdc.log.boot_clock import SECOND, BootTimestamp
 from cdc.log.bucket_files import Root, as_root
 from cdc.log.disk_format import CHANGES, COMPACTED, CommitInfo
 from cdc.log.fenced_table import FencedTable
-from cdc.log.removed_file_records import RemovedFiles
+from cdc.log.retired_files import RemovedFiles
 from cdc.log.table_io import add_actions, is_table, last_commit_info, open_table
 from cdc.log.table_view import LogTableView
 from cdc.log.trim_plan import Retention
@@ -67,7 +67,7 @@ def vacuum(root: str | Root, retention: Retention, *, dry_run: bool = False) -> 
     """
     root, now = as_root(root), BootTimestamp.now()
     # the records are read before the tables: a commit in between is then seen as committed
-    records = removed_file_records.list_removals(root)
+    records = retired_files.list_removals(root)
     current = {table: _current_paths(root / table) for table in {record.table for record in records.values()}}
     if not dry_run:
         records = {path: _start_grace(path, record, current, now) for path, record in records.items()}
@@ -86,7 +86,7 @@ def vacuum(root: str | Root, retention: Retention, *, dry_run: bool = False) -> 
 
 def waiting(root: str | Root) -> int:
     """Return the total size in bytes of the removed files that are still on disk, as their records say."""
-    return sum(record.size for record in removed_file_records.list_removals(root).values())
+    return sum(record.size for record in retired_files.list_removals(root).values())
 
 
 def deletable(
@@ -178,7 +178,7 @@ def _current_paths(table: Root) -> set[str]:
 
 
 def _recorded_paths(root: Root, table: str) -> set[str]:
-    records = removed_file_records.list_removals(root).values()
+    records = retired_files.list_removals(root).values()
     return {path for record in records if record.table == table for path in record.paths}
 
 

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from cdc import atomic_file
 from cdc.errors import LogCorrupt, LogFenced
 from cdc.failpoint import hit
-from cdc.log import removed_file_records
+from cdc.log import retired_files
 from cdc.log.bucket_files import Root, as_root
 from cdc.log.compacted_table import secured_horizon
 from cdc.log.disk_format import (
@@ -211,7 +211,7 @@ class LogWriter:
         if (horizon := secured_horizon(self._log, self.log_id)) < upto:
             raise LogCorrupt(f"changes up to {upto!s} cannot be trimmed: the log is compacted only up to {horizon!s}")
         sizes = {row["path"]: row["size_bytes"] for row in chosen}
-        removed_file_records.record_removal(self._log, CHANGES, sizes, self._fenced.next_version)
+        retired_files.record_removal(self._log, CHANGES, sizes, self._fenced.next_version)
         hit("trim_noted")
         self._fenced.commit(
             [FencedTable.removed(row["path"], row["size_bytes"]) for row in chosen],
@@ -245,7 +245,7 @@ class LogWriter:
             self._fenced.added(file.relative, file.size, file.rows, file.statistics, data_change=False) for file in new
         ]
         sizes = {path: listed[path]["size_bytes"] for path in old}
-        removed_file_records.record_removal(self._log, CHANGES, sizes, self._fenced.next_version)
+        retired_files.record_removal(self._log, CHANGES, sizes, self._fenced.next_version)
         hit("rewrite_noted")
         removed = [FencedTable.removed(path, listed[path]["size_bytes"], data_change=False) for path in old]
         self._fenced.commit([*added, *removed], last.last, {**last.to_metadata(), "cdc.rewritten": str(len(old))})

@@ -19,8 +19,8 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
 """Name of each process → its module and its command."""
 KERNELS: Final = "cdc.pgoutput.load_kernels:load_cached_kernels"
 KEY_KERNELS: Final = "pipelines.sinks.delta.indexed.load_kernels:load_cached_kernels"
-WITHOUT_PANDAS: Final = "cdc.process_memory:refuse_pandas"
-WITH_PANDAS: Final = "cdc.process_memory:accept_pandas"
+WITHOUT_PANDAS: Final = "cdc.import_guard:refuse_pandas"
+WITH_PANDAS: Final = "cdc.import_guard:accept_pandas"
 IMPORTS: Final[Mapping[str, tuple[str, ...]]] = {
     "apply": (
         WITH_PANDAS,

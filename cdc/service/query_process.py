@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Final
 
 from cdc.errors import CdcError, QueryStopped
-from cdc.stores.read_only_guard import deny_file_writes
-from cdc.stores.table_query import query_tables
+from cdc.targets.read_only_guard import deny_file_writes
+from cdc.targets.table_query import query_tables
 
 MEMORY: Final = 2**30
 """Maximum number of bytes that a query may allocate."""

@@ -20,12 +20,12 @@ from cdc.errors import ChildFailed, QueryStopped, error_of_code
 from cdc.service.warm_process import ForkedProcess, WarmProcess, kill_child
 
 if TYPE_CHECKING:
-    from cdc.stores.table_query import QueriedSink, QueryRequest  # its import takes a second and 100 MB
+    from cdc.targets.table_query import QueriedSink, QueryRequest  # its import takes a second and 100 MB
 
 RUN_TIME: Final = 30.0
 """Maximum seconds for which a query may run; the wait for a position is not part of it."""
 _COMMAND: Final = (sys.executable, "-u", "-m", "cdc.service.query_process")
-_IMPORTS: Final = ("cdc.stores.table_query",)
+_IMPORTS: Final = ("cdc.targets.table_query",)
 _CHUNK: Final = 1 << 20
 
 

@@ -25,8 +25,8 @@ import pyarrow.compute as pc
 from cdc.errors import CdcError, MissingBase
 from cdc.log_row import Operation
 from cdc.position import Position
-from cdc.stores.dead_letter_rows import DeadLetterEntry, Key, ParkedChange, ParkedRow
 from cdc.table import TableSchema
+from cdc.targets.dead_letter_rows import DeadLetterEntry, Key, ParkedChange, ParkedRow
 from pipelines.folding.fold import FOLDED_ARROW
 from pipelines.folding.history_changes import GenerationEnd
 from pipelines.sinks.contract import RefusedRow, TableBatch

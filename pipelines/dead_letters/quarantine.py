@@ -26,7 +26,7 @@ from cdc.catalog.dead_letter_requests import DeadLetterAction, DeadLetterOutcome
 from cdc.config import DeadLetterSettings
 from cdc.errors import CdcError, DeadLetterLimitExceeded, MissingBase, ValueNotRepresentable
 from cdc.failpoint import hit
-from cdc.stores.dead_letter_rows import Key, ParkedRow
+from cdc.targets.dead_letter_rows import Key, ParkedRow
 from pipelines.dead_letters.parked_keys import (
     ParkedByKey,
     affects_parked,

@@ -19,8 +19,8 @@ from cdc.config import Definition
 from cdc.errors import CdcError, StateConflict
 from cdc.snapshot.backfill_documents import KEYS, BackfillRequest
 from cdc.snapshot.reader_commands import request_keys
-from cdc.stores.dead_letter_rows import Key, ParkedRow
 from cdc.table import exact_glob
+from cdc.targets.dead_letter_rows import Key, ParkedRow
 from pipelines.dead_letters.quarantine import Quarantine, RowKey
 from pipelines.runtime.sink_status_reporter import SinkFigures
 

@@ -13,9 +13,9 @@ from cdc.errors import ConfigError
 from cdc.log import inspection
 from cdc.log.reader import LogReader
 from cdc.position import Position
-from cdc.stores.published_record import Published
-from cdc.stores.sink_kinds import reading_of
 from cdc.table import exact_glob, matches_name
+from cdc.targets.published_record import Published
+from cdc.targets.sink_kinds import reading_of
 from cdc.verify_and_replay_options import POINT_IN_TIME_REMEDY, parse_point_in_time
 from pipelines.replaying.table_sizes_in_log import TableContents, read_contents
 from pipelines.sinks.record_after_batch import is_left_out

@@ -28,8 +28,8 @@ from cdc.failpoint import hit
 from cdc.log.reader import LogReader
 from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
-from cdc.stores.published_record import Published, TableRecord
 from cdc.table import TableState, matches
+from cdc.targets.published_record import Published, TableRecord
 from pipelines.dead_letters.quarantine import Quarantine
 from pipelines.folding.folded_batch import ControlEvents, fold_by_table
 from pipelines.folding.history_changes import as_copied_rows

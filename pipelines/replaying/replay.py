@@ -21,7 +21,7 @@ from cdc.config import Definition
 from cdc.errors import ConfigError, LogTrimmed
 from cdc.failpoint import hit
 from cdc.position import Position
-from cdc.stores.published_record import Published
+from cdc.targets.published_record import Published
 from pipelines.range_folder import RangeFolder
 from pipelines.replaying.plan import LATEST, ReplayOptions, ReplayPlan, plan_replay
 from pipelines.replaying.rebuild import LogSource, Rebuild, RebuildContext

@@ -21,7 +21,7 @@ import pyarrow.fs as pafs
 from cdc.config.field_types import fixed_part
 from cdc.config.sinks import DefinedSink
 from cdc.errors import ConfigError, SinkError
-from cdc.stores.published_record import Published, TableRecord, TargetState
+from cdc.targets.published_record import Published, TableRecord, TargetState
 from pipelines.sink_kinds import kind_of
 from pipelines.sinks.record_after_batch import with_progress_state
 

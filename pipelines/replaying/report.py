@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from cdc.position import Position
-from cdc.stores.published_record import Published, TableRecord, TargetState
+from cdc.targets.published_record import Published, TableRecord, TargetState
 from pipelines.replaying.plan import ReplayPlan
 from pipelines.replaying.rebuild import LARGE
 from pipelines.replaying.table_sizes_in_log import TableContents

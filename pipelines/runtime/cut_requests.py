@@ -13,7 +13,7 @@ import structlog
 
 from cdc.catalog import Catalog
 from cdc.errors import CdcError
-from cdc.stores.published_record import Published
+from cdc.targets.published_record import Published
 
 CUT: Final = "cut"
 RELEASE: Final = "release"

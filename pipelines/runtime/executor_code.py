@@ -31,7 +31,7 @@ from cdc.errors import (
     LogUnreachable,
     error_of_code,
 )
-from cdc.stores.lake_access import access_error
+from cdc.targets.lake_access import access_error
 from pipelines.runtime.worker_process import collect_garbage_rarely_in_task
 
 if TYPE_CHECKING:

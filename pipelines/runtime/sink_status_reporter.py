@@ -24,8 +24,8 @@ from cdc.catalog import (
     TableProgress,
 )
 from cdc.errors import CdcError, complete_remedy
-from cdc.stores.published_record import Published, TableRecord, TargetState, by_topic
 from cdc.table import TableSchema
+from cdc.targets.published_record import Published, TableRecord, TargetState, by_topic
 from pipelines.runtime.nulled_counts import NulledCounts
 from pipelines.runtime.throttle import BatchThrottle, CommitRate
 

@@ -21,9 +21,9 @@ import pyarrow as pa
 
 from cdc.config import DeadLetterSettings
 from cdc.errors import CdcError
-from cdc.stores.dead_letter_rows import DeadLetterEntry, Image, Key, ParkedRow
-from cdc.stores.published_record import Published, TableRecord, TargetState
 from cdc.table import TableSchema, TableState
+from cdc.targets.dead_letter_rows import DeadLetterEntry, Image, Key, ParkedRow
+from cdc.targets.published_record import Published, TableRecord, TargetState
 from pipelines.folding.folded_parts import FoldedParts
 from pipelines.folding.history_changes import GenerationEnd
 

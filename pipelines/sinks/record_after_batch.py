@@ -12,8 +12,8 @@ from typing import Final
 
 from cdc.errors import RESYNC, CdcError, LogTrimmed, MissingBase, SchemaNotApplicable, complete_remedy
 from cdc.position import Position
-from cdc.stores.published_record import TableRecord, TargetState
 from cdc.table import TableSchema, TableState
+from cdc.targets.published_record import TableRecord, TargetState
 from pipelines.sinks.contract import TableBatch
 
 WHOLE: Final = frozenset({TargetState.STREAMING, TargetState.CATCHING_UP})

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from cdc.config.sink_definition import SinkDefinition
 from cdc.config.sink_rules import KeyConflict
-from cdc.stores.published_record import Published, TableRecord
 from cdc.table import TableSchema
+from cdc.targets.published_record import Published, TableRecord
 from pipelines.sinks.contract import Sink
 
 if TYPE_CHECKING:

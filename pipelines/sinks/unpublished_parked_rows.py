@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from cdc.stores.dead_letter_rows import DeadLetterEntry, Key, ParkedRow
+from cdc.targets.dead_letter_rows import DeadLetterEntry, Key, ParkedRow
 
 
 class UnpublishedParkedRows:

@@ -18,9 +18,9 @@ import pyarrow.compute as pc
 
 from cdc.config import Transform
 from cdc.errors import ExecutorPythonUnusable, TransformFailed
-from cdc.stores.column_mask import Mask, transformed_columns
 from cdc.table import Column, TableSchema
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, column_name
+from cdc.targets.column_mask import Mask, transformed_columns
 from pipelines.runtime.worker_process import is_task
 from pipelines.types import ColumnPolicies, Policy
 from pipelines.types.typed_rows import sent_cells, target_schema, typed_rows

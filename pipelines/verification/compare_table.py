@@ -10,9 +10,9 @@ import pyarrow as pa
 
 from cdc.errors import SinkUnavailable
 from cdc.postgres.key_range_digests import KeyRange, is_ordered_by_bytes
-from cdc.stores.published_record import TableRecord, TargetState
-from cdc.stores.sink_reading import refusal_reason
 from cdc.table import Column, TableSchema
+from cdc.targets.published_record import TableRecord, TargetState
+from cdc.targets.sink_reading import refusal_reason
 from cdc.verify_and_replay_options import VerifyMode
 from pipelines.verification.canonical_text import literal_text, source_text
 from pipelines.verification.checksum import digest_of

@@ -29,8 +29,8 @@ from cdc.postgres.publication import published_rows
 from cdc.postgres.slot import create_slot
 from cdc.postgres.sqlstate import map_errors
 from cdc.postgres.tables import TableName, match_tables, readable_tables
-from cdc.stores.published_record import Published
 from cdc.table import TableSchema
+from cdc.targets.published_record import Published
 
 ATTEMPTS: Final = 10
 """Maximum number of snapshots for one cut; another is taken if a sink has already passed the snapshot's position."""

@@ -24,7 +24,7 @@ from cdc.errors import CdcError, ExitCode, PositionNotReached, SinkError, Source
 from cdc.position import Position
 from cdc.postgres.key_range_digests import KeyRange, next_range_start
 from cdc.snapshot.backfill_documents import KEYS
-from cdc.stores.published_record import TargetState
+from cdc.targets.published_record import TargetState
 from cdc.verify_and_replay_options import VerifyMode
 from pipelines.verification.compare_table import TableComparison, TableVerdict, refused
 from pipelines.verification.consistent_cut import ConsistentCut, consistent_cut

@@ -19,9 +19,9 @@ from cdc.config.sinks import DefinedSink
 from cdc.errors import HiddenColumnRenamed, TransformFailed
 from cdc.pgoutput.copy_decoder import CopyDecoder
 from cdc.postgres.key_range_digests import Digest, KeyRange, can_digest, count_rows, digest_rows, range_rows
-from cdc.stores.hidden_columns import check_hidden, rules_of_sink
-from cdc.stores.search_server.document_values import normal_json
 from cdc.table import Column, TableSchema
+from cdc.targets.hidden_columns import check_hidden, rules_of_sink
+from cdc.targets.search_server.document_values import normal_json
 from pipelines.transform.table_transform import TableTransform
 from pipelines.verification.canonical_text import source_batch, text_batch, without_unrepresentable
 from pipelines.verification.checksum import digest_column

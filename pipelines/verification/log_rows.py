@@ -21,10 +21,10 @@ from cdc.log.reader import LogReader
 from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
 from cdc.postgres.key_range_digests import Digest, KeyRange
-from cdc.stores.published_record import Published, TableRecord, TargetState
-from cdc.stores.sink_kinds import reading_of
-from cdc.stores.sink_reading import PublishedTargets
 from cdc.table import TableSchema
+from cdc.targets.published_record import Published, TableRecord, TargetState
+from cdc.targets.sink_kinds import reading_of
+from cdc.targets.sink_reading import PublishedTargets
 from pipelines.folding.fold import FOLDED_ARROW, fold
 from pipelines.folding.keyless_fold import net_changes
 from pipelines.replaying.table_sizes_in_log import TableContents, read_contents

@@ -9,7 +9,7 @@ from typing import Final, Protocol
 import pyarrow as pa
 
 from cdc.postgres.key_range_digests import KeyRange
-from cdc.stores.sink_reading import ReadableTable
+from cdc.targets.sink_reading import ReadableTable
 from pipelines.verification.canonical_text import target_batch
 from pipelines.verification.compare_rows import Rows
 

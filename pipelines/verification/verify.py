@@ -25,10 +25,10 @@ from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.postgres.publication import published_schema
 from cdc.postgres.tables import TableName, match_tables, readable_tables
-from cdc.stores.published_record import TableRecord, TargetState
-from cdc.stores.sink_kinds import reading_of
-from cdc.stores.sink_reading import refusal_reason
 from cdc.table import TableSchema, TableState, matches, matches_name
+from cdc.targets.published_record import TableRecord, TargetState
+from cdc.targets.sink_kinds import reading_of
+from cdc.targets.sink_reading import refusal_reason
 from cdc.verify_and_replay_options import Against, VerifyMode
 from pipelines.verification.compare_rows import LISTED
 from pipelines.verification.compare_table import TableComparison, TableVerdict, refused

@@ -18,8 +18,8 @@ from cdc.config.views import NAME_OF_VIEWS, View
 from cdc.log.computed_views import ComputedFrom, ComputedView
 from cdc.log.reader import LogReader, log_exists
 from cdc.position import Position
-from cdc.stores.published_record import TargetState
 from cdc.table import TableSchema, TableState, matches_name
+from cdc.targets.published_record import TargetState
 from cdc.view_sql.view_query import queries_of
 from pipelines.verification.compare_table import TableVerdict, refused
 from pipelines.views.changed_rows import differences

@@ -13,7 +13,7 @@ from cdc.log.computed_views import InputVersion
 from cdc.log.reader import LogReader, read_file
 from cdc.log_row import ROW_OPERATIONS, Operation
 from cdc.position import Position
-from cdc.stores.published_record import Published, TargetState
+from cdc.targets.published_record import Published, TargetState
 from pipelines.views.log_of_views import Cut
 
 MOST: Final = 200_000

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from threading import Condition
 from typing import NamedTuple
 
-from cdc.stores.published_record import Published
+from cdc.targets.published_record import Published
 from pipelines.sinks.contract import Sink
 
 

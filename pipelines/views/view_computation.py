@@ -20,8 +20,8 @@ import structlog
 from cdc.config.views import View
 from cdc.errors import SinkUnavailable, ViewFailed, ViewNotDeterministic, ViewOrderUndeclared
 from cdc.log.computed_views import ComputedView
-from cdc.stores.hidden_columns import with_moved_names
 from cdc.table import TableSchema
+from cdc.targets.hidden_columns import with_moved_names
 from cdc.view_sql.view_query import ViewQuery
 from pipelines.runtime.query_checks import changes_with_time, float_aggregates
 from pipelines.views.affected_rows import KEYS_AT_ONCE, AffectedRows, ChangedInputs

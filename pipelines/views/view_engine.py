@@ -37,8 +37,8 @@ from cdc.log.computed_views import Committed, ComputedFrom, ComputedView, InputV
 from cdc.log.disk_format import CommitSource
 from cdc.log.reader import LogReader
 from cdc.position import Position
-from cdc.stores.published_record import Published, TargetState
 from cdc.table import TableSchema, TableState
+from cdc.targets.published_record import Published, TargetState
 from cdc.view_sql.view_query import ViewQuery, queries_of
 from pipelines.runtime.executor_code import worker_error
 from pipelines.views.input_changes import KeysByRelation, changed_keys, cut_of, distinct, usable_inputs

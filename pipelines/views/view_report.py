@@ -8,7 +8,7 @@ from typing import Final
 
 from cdc import metrics
 from cdc.errors import CdcError
-from cdc.stores.published_record import Published, TableRecord, TargetState
+from cdc.targets.published_record import Published, TableRecord, TargetState
 from pipelines.runtime.sink_status_reporter import SinkFigures
 from pipelines.views.view_computation import Work
 from pipelines.views.view_engine import ViewFigures

@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
 
-from cdc.stores.lake_reader import read_target
+from cdc.targets.lake_reader import read_target
 from pipelines.runtime.spark_session import SparkSettings, spark_session
 from pipelines.sinks.delta.maintenance import UpkeepSettings
 from pipelines.sinks.delta.settings import Writer

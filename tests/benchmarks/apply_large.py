@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable, write_deltalake
 
 from cdc.config import DeltaSinkDefinition, SinkRule
-from cdc.stores.lake_reader import read_target
-from cdc.stores.published_record import Published, TableRecord
+from cdc.targets.lake_reader import read_target
+from cdc.targets.published_record import Published, TableRecord
 from pipelines.folding.fold import FOLDED_ARROW
 from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.delta_target import DeltaTarget

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from cdc.stores.lake_reader import read_target
+from cdc.targets.lake_reader import read_target
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -20,9 +20,9 @@ from cdc.log_row import Operation
 from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.postgres.slot import drop_slot
-from cdc.stores.lake_reader import Lake
-from cdc.stores.published_record import Published, TargetState
-from cdc.stores.search_index_reader import SearchIndex
+from cdc.targets.lake_reader import Lake
+from cdc.targets.published_record import Published, TargetState
+from cdc.targets.search_index_reader import SearchIndex
 from tests.benchmarks import workloads
 from tests.benchmarks.peers import ReaderPlace, connections_for, prepare, running_module, under_load, until
 from tests.benchmarks.processes import ROLES, cpu_seconds, memory_mib, processes_of, pss_mib, wakeups

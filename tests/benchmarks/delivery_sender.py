@@ -11,12 +11,12 @@ import time
 from pathlib import Path
 
 from cdc import metrics
+from cdc.allocators import use_system_allocators
 from cdc.config import load_definition
 from cdc.delivery.delivery_figures import DeliveryFigures
 from cdc.delivery.opened_delivery import opened_delivery
 from cdc.garbage import collect_garbage_rarely
 from cdc.log.reader import LogReader
-from cdc.process_memory import use_system_allocators
 
 
 def main(definition_file: Path) -> None:

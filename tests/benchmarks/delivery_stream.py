@@ -44,7 +44,7 @@ UNLIMITED: Final = 1e9
 """A rate for which no transaction waits."""
 ACCOUNTS: Final = 10_000
 SENDER: Final = """
-from cdc.process_memory import refuse_pandas
+from cdc.import_guard import refuse_pandas
 refuse_pandas()
 from pathlib import Path
 import sys

@@ -34,8 +34,8 @@ from cdc.postgres import logical_messages
 from cdc.postgres.connection import connect
 from cdc.postgres.embedded_server import EmbeddedPostgres
 from cdc.postgres.slot import drop_slot
-from cdc.stores.lake_reader import Lake
-from cdc.stores.published_record import Published, TargetState
+from cdc.targets.lake_reader import Lake
+from cdc.targets.published_record import Published, TargetState
 from tests.benchmarks import workloads
 from tests.benchmarks.figures import Figure
 from tests.benchmarks.peers import (

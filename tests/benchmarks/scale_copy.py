@@ -25,8 +25,8 @@ from cdc.config.delta_sink import DeltaSinkDefinition
 from cdc.postgres.connection import connect
 from cdc.postgres.slot import drop_slot, slot_status
 from cdc.snapshot.executor_copy_status import OFFER
-from cdc.stores.lake_reader import Lake
-from cdc.stores.published_record import TargetState
+from cdc.targets.lake_reader import Lake
+from cdc.targets.published_record import TargetState
 from tests.benchmarks.figures import Figure
 from tests.benchmarks.peers import Reader, ReaderPlace, program, running_module, until
 

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from cdc.config import EngineChoice
-from cdc.stores.lake_reader import read_target
+from cdc.targets.lake_reader import read_target
 from pipelines.runtime.spark_session import SparkSettings, delta_jars
 from tests.benchmarks.apply_input import Changes
 

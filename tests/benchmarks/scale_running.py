@@ -17,7 +17,7 @@ from typing import Final
 
 from cdc.log.reader import LogReader
 from cdc.position import Position
-from cdc.stores.lake_reader import Lake
+from cdc.targets.lake_reader import Lake
 from tests.benchmarks.scale_run import TIMEOUT, Way, last_lines, write_definition
 
 FIRST: Final = 3

@@ -21,7 +21,7 @@ from opensearchpy import OpenSearch
 from opensearchpy.helpers import parallel_bulk
 
 from cdc.config import EngineChoice, SearchSinkDefinition
-from cdc.stores.search_index_reader import layout, rows_of
+from cdc.targets.search_index_reader import layout, rows_of
 from pipelines.engine_decision import SLICE_ROWS
 from pipelines.sinks.contract import Sink
 from pipelines.sinks.search.sink import SearchSink

@@ -24,10 +24,10 @@ from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.postgres.embedded_server import EmbeddedPostgres
 from cdc.postgres.slot import drop_slot
-from cdc.stores.published_record import Published, TargetState
-from cdc.stores.search_index_reader import SearchIndex
-from cdc.stores.search_server.client import SearchClient
-from cdc.stores.search_server.sink_state import SinkState
+from cdc.targets.published_record import Published, TargetState
+from cdc.targets.search_index_reader import SearchIndex
+from cdc.targets.search_server.client import SearchClient
+from cdc.targets.search_server.sink_state import SinkState
 from tests.benchmarks import workloads
 from tests.benchmarks.peers import SOURCE_SETTINGS, ReaderPlace, prepare, running_module, under_load, until
 

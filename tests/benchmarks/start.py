@@ -34,9 +34,9 @@ from cdc.log.reader import LogReader, read_file
 from cdc.log_row import Operation
 from cdc.position import Position
 from cdc.postgres.embedded_server import EmbeddedPostgres
-from cdc.stores.lake_reader import Lake
-from cdc.stores.published_record import Published
-from cdc.stores.search_index_reader import SearchIndex, layout, rows_of
+from cdc.targets.lake_reader import Lake
+from cdc.targets.published_record import Published
+from cdc.targets.search_index_reader import SearchIndex, layout, rows_of
 from tests.benchmarks import workloads
 from tests.benchmarks.cost_pipeline import Pipeline, Setting
 from tests.benchmarks.figures import Figure

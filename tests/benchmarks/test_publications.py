@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc.stores.published_record import Published
+from cdc.targets.published_record import Published
 from pipelines.sinks.delta.published_cuts_table import CLEAN_EVERY, PublishedTable
 from tests.benchmarks.publications import Publications
 

@@ -30,9 +30,9 @@ from cdc.log.writer import LogWriter
 from cdc.postgres.connection import connect
 from cdc.postgres.embedded_server import EmbeddedPostgres
 from cdc.postgres.slot import drop_slot
-from cdc.stores.lake_reader import Lake
-from cdc.stores.published_record import Published, TableRecord
 from cdc.table import Column, TableSchema
+from cdc.targets.lake_reader import Lake
+from cdc.targets.published_record import Published, TableRecord
 from pipelines.runtime.spark_session import SparkSettings, spark_session
 from pipelines.views.view_engine import ViewEngine
 from pipelines.views.view_worker import open_log_of_views

@@ -28,7 +28,7 @@ from cdc.__main__ import main
 from cdc.catalog import Catalog
 from cdc.cli.app import application
 from cdc.config import load_definition
-from cdc.stores.published_record import Published
+from cdc.targets.published_record import Published
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink
 from tests.cli.trimmed import Folder

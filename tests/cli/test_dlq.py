@@ -10,7 +10,7 @@ import pytest
 
 from cdc.catalog import Catalog
 from cdc.config.delta_sink import HistoryMode
-from cdc.stores.dead_letter_rows import ParkedRow
+from cdc.targets.dead_letter_rows import ParkedRow
 from pipelines.dead_letters.requests import to_dead_letter
 from tests.cli.command import run
 from tests.contracts.folded import part, put

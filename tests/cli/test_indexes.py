@@ -13,8 +13,8 @@ from cdc.catalog.process_lease import sole_replay
 from cdc.config import SearchSinkDefinition, load_definition
 from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter
-from cdc.stores.published_record import Published
 from cdc.table import TableSchema
+from cdc.targets.published_record import Published
 from pipelines.sinks.search_server.staged_indexes import StagedSearchServer
 from tests.cli.command import run
 from tests.config.definitions import SOUND, write

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from cdc.stores.published_record import Published
-from cdc.stores.read_only_guard import kernel_version
+from cdc.targets.published_record import Published
+from cdc.targets.read_only_guard import kernel_version
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink
 from tests.cli.command import run
@@ -215,7 +215,7 @@ def test_the_nearest_table_is_named(definition: Path, capsys: pytest.CaptureFixt
 
 UNPARSED = """
 import sys
-from cdc.stores import lake_reader
+from cdc.targets import lake_reader
 lake_reader.require_query = lambda builder, sql: None
 from cdc.__main__ import main
 definition, *targets = sys.argv[1:]

@@ -8,7 +8,7 @@ from threading import Thread
 
 import pytest
 
-from cdc.stores.published_record import Published
+from cdc.targets.published_record import Published
 from pipelines.sinks.search.sink import SearchSink
 from tests.cli.command import run
 from tests.config.definitions import SOUND, write

@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 from cdc.config import SinkRule, TableSettings, TargetMode
 from cdc.config.delta_sink import HistoryMode
 from cdc.position import Position
-from cdc.stores.lake_reader import read_target
 from cdc.table import ReplicaIdentity, TableSchema
+from cdc.targets.lake_reader import read_target
 from pipelines.folding.fold import fold
 from pipelines.folding.folded_batch import split_by_table
 from pipelines.folding.history_changes import every_change, single_changes

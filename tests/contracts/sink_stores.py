@@ -12,9 +12,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from cdc.config import SearchRule, SearchSinkDefinition, SinkRule
-from cdc.stores.lake_reader import read_target
-from cdc.stores.search_index_reader import SearchIndex
-from cdc.stores.search_server.reader import SearchServerReader
+from cdc.targets.lake_reader import read_target
+from cdc.targets.search_index_reader import SearchIndex
+from cdc.targets.search_server.reader import SearchServerReader
 from pipelines.folding.folded_parts import PIECES, FoldedParts, FoldedTable, pieces_of
 from pipelines.runtime.spark_session import has_delta
 from pipelines.sinks.contract import Published, Sink, TableBatch, TableRecord

@@ -17,10 +17,10 @@ from deltalake import DeltaTable
 from cdc.config import SchemaChanges, SinkRule
 from cdc.errors import CutUnavailable, SchemaNotApplicable, TransformFailed
 from cdc.position import Position
-from cdc.stores.lake_reader import Lake as Reading
-from cdc.stores.lake_reader import read_target
-from cdc.stores.published_record import Published, TableRecord, TargetState
 from cdc.table import Column, TableSchema, TableState
+from cdc.targets.lake_reader import Lake as Reading
+from cdc.targets.lake_reader import read_target
+from cdc.targets.published_record import Published, TableRecord, TargetState
 from pipelines.sinks.delta.delta_target import DeltaTarget
 from pipelines.sinks.delta.schema_evolution import ColumnChange
 from pipelines.sinks.delta.settings import DeltaSettings, Writer

@@ -22,8 +22,8 @@ from cdc.errors import (
     SinkOfAnotherLog,
     ValueNotRepresentable,
 )
-from cdc.stores.lake_reader import read_target
 from cdc.table import TableState
+from cdc.targets.lake_reader import read_target
 from pipelines.sinks.contract import ExecutorSink, TableBatch, TargetState
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink

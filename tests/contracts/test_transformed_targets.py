@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 
 from cdc.config import Secret, SinkRule
 from cdc.errors import MissingBase, TargetRulesChanged, TransformFailed
-from cdc.stores.lake_reader import read_target
+from cdc.targets.lake_reader import read_target
 from pipelines.sinks.contract import SparkAwaited, TableRecord
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink

@@ -21,7 +21,7 @@ from cdc.demo.terminal import Terminal
 from cdc.demo.time_travel_step import TimeTravelStep
 from cdc.demo.workspace import Workspace, free_port
 from cdc.service.pipeline_children import pipeline_children
-from cdc.stores.published_record import Published
+from cdc.targets.published_record import Published
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink
 from tests.contracts.folded import ID, ORDERS, PRICE, Row, batch, column

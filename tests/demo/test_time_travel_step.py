@@ -13,8 +13,8 @@ from cdc.demo.terminal import Terminal
 from cdc.demo.time_travel_step import COLUMN, TimeTravelStep
 from cdc.demo.workspace import Workspace
 from cdc.position import Position
-from cdc.stores.published_record import Published, TableRecord
 from cdc.table import TableSchema
+from cdc.targets.published_record import Published, TableRecord
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink
 from tests.contracts.folded import ID, ORDERS, PRICE, Row, batch, column

@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any, Final
 
-from cdc.log import consumers, removed_file_records
+from cdc.log import consumers, retired_files
 from cdc.log.consumers import Consumer
 from cdc.log.delta_checkpoint import KEEP
 from cdc.log.disk_format import CHANGES, COMPACTED
@@ -126,9 +126,7 @@ def assert_lived(root: Path) -> None:
     held = {file.path for file in log.every_file()}
     held |= {file.path for file in ([] if log.compacted is None else log.compacted.files)}
     noted = {
-        str(root / note.table / path)
-        for note in removed_file_records.list_removals(root).values()
-        for path in note.paths
+        str(root / note.table / path) for note in retired_files.list_removals(root).values() for path in note.paths
     }
     on_disk = {str(file) for name in (CHANGES, COMPACTED) for file in (root / name).glob("segment=*/*.parquet")}
     assert on_disk - held - noted == set()

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 
 from cdc.config import SinkRule
-from cdc.stores.published_record import Published
+from cdc.targets.published_record import Published
 from pipelines.sinks.delta.maintenance import TargetMaintenance, UpkeepSettings, ZOrdering
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from cdc.config import SinkRule
-from cdc.stores.lake_reader import read_target
-from cdc.stores.published_record import Published
 from cdc.table import TableSchema
+from cdc.targets.lake_reader import read_target
+from cdc.targets.published_record import Published
 from pipelines.folding.folded_batch import ControlEvents, fold_by_table
 from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.settings import DeltaSettings

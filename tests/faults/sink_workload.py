@@ -22,9 +22,9 @@ from cdc.delivery.opened_delivery import opened_delivery
 from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter
 from cdc.position import Position
-from cdc.stores.dead_letter_rows import read_parked
-from cdc.stores.lake_reader import Lake
-from cdc.stores.search_index_reader import SearchIndex
+from cdc.targets.dead_letter_rows import read_parked
+from cdc.targets.lake_reader import Lake
+from cdc.targets.search_index_reader import SearchIndex
 from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.sink_status_reporter import SinkFigures

@@ -12,7 +12,7 @@ from cdc.errors import LogFenced, LogUnreachable
 from cdc.log.audit.verify import verify
 from cdc.log.bucket_files import BucketPath
 from cdc.log.reader import LogReader
-from cdc.log.removed_file_records import list_removals
+from cdc.log.retired_files import list_removals
 from cdc.log.retrying_writer import RetryingWriter
 from cdc.log.trim_plan import Retention
 from cdc.log.vacuum import vacuum

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from cdc.stores.lake_reader import read_target
+from cdc.targets.lake_reader import read_target
 from tests.cli.command import spawn
 from tests.faults.test_drifted_table import sink_states
 from tests.fixtures.pipeline import Pipeline

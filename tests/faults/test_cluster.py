@@ -31,7 +31,7 @@ from cdc.log.reader import LogReader, read_file
 from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.service.background_jobs import ReplayJobs
-from cdc.stores.lake_reader import Lake
+from cdc.targets.lake_reader import Lake
 from pipelines.compaction.compaction_steps import compact
 from pipelines.engine_decision import PARTIAL_ROWS
 from pipelines.folding.fold import fold

@@ -25,8 +25,8 @@ from cdc.failpoint import VARIABLE
 from cdc.log_row import Operation
 from cdc.postgres.connection import connect
 from cdc.snapshot.backfill_documents import BACKFILL, BackfillRequest
-from cdc.stores.lake_reader import Lake
-from cdc.stores.published_record import TargetState
+from cdc.targets.lake_reader import Lake
+from cdc.targets.published_record import TargetState
 from pipelines.sinks.delta.settings import Writer
 from tests.cli.command import spawn
 from tests.faults.capture import ReaderProcess, rows_with

@@ -14,8 +14,8 @@ from cdc.log.disk_format import LogFile
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.snapshot.backfill_documents import BackfillRequest
-from cdc.stores.lake_reader import read_target
 from cdc.table import TableState
+from cdc.targets.lake_reader import read_target
 from tests.cli.command import spawn
 from tests.faults.capture import Captured
 from tests.faults.test_drifted_table import sink_states, state

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from cdc.failpoint import VARIABLE
-from cdc.log import removed_file_records
+from cdc.log import retired_files
 from cdc.log.compacted_table import CompactedState, read_compacted_state
 from cdc.log.disk_format import COMPACTED
 from cdc.log.reader import LogReader
@@ -94,9 +94,7 @@ def test_a_killed_compaction_leaves_each_step_undone_or_done(root: Path, rows: l
     assert read(root) == right
     append(log_writer(root), [[rows[-1] | {"position": int(horizons[1] or 0) + 1}]])
     compact(None, root, everything=True)
-    known = {found.number for found in held(root).runs} | removed_file_records.segments_with_removed_files(
-        root, COMPACTED
-    )
+    known = {found.number for found in held(root).runs} | retired_files.segments_with_removed_files(root, COMPACTED)
     assert {int(found.name.partition("=")[2]) for found in (root / COMPACTED).glob("segment=*")} <= known
 
 

@@ -23,8 +23,8 @@ from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.snapshot.backfill_documents import BACKFILL
 from cdc.snapshot.chunk_copier import CHUNKS_AHEAD
-from cdc.stores.lake_reader import read_target
 from cdc.table import TableState
+from cdc.targets.lake_reader import read_target
 from tests.cli.command import spawn
 from tests.faults.capture import fold, rows_with
 from tests.fixtures.forked import Forked

@@ -13,8 +13,8 @@ import pytest
 from cdc.errors import CutUnavailable
 from cdc.failpoint import VARIABLE
 from cdc.position import Position
-from cdc.stores.lake_reader import Lake
-from cdc.stores.published_record import TargetState
+from cdc.targets.lake_reader import Lake
+from cdc.targets.published_record import TargetState
 from pipelines.sinks.delta.settings import Writer
 from tests.faults.capture import Captured
 from tests.faults.driven_lake import lake_in

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from cdc.failpoint import VARIABLE
-from cdc.stores.lake_reader import Lake
+from cdc.targets.lake_reader import Lake
 from tests.faults.merged_driver import ENDS, SHARDS, batch, drive, driver, expected, held, held_apart, stop
 from tests.fixtures import forked
 from tests.fixtures.pipeline import Pipeline

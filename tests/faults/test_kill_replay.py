@@ -10,7 +10,7 @@ from deltalake import DeltaTable
 
 from cdc.demo.shop_workload import Workload
 from cdc.failpoint import VARIABLE
-from cdc.stores.lake_reader import Lake
+from cdc.targets.lake_reader import Lake
 from tests.faults.test_kill_reader import KILLED, prepare
 from tests.fixtures import forked
 from tests.fixtures.pipeline import Pipeline

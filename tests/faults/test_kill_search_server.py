@@ -12,8 +12,8 @@ import pytest
 
 from cdc.demo.shop_workload import Workload
 from cdc.errors import SinkUnavailable
-from cdc.stores.search_server.index_names import number_of
-from cdc.stores.search_server.reader import SearchServerReader
+from cdc.targets.search_server.index_names import number_of
+from cdc.targets.search_server.reader import SearchServerReader
 from tests.faults import index_driver
 from tests.faults.test_kill_reader import KILLED, prepare
 from tests.fixtures import forked

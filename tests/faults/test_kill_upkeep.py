@@ -10,8 +10,8 @@ from deltalake import DeltaTable
 
 from cdc.failpoint import VARIABLE
 from cdc.position import Position
-from cdc.stores.lake_reader import Lake, read_target
 from cdc.target_names import published_uri
+from cdc.targets.lake_reader import Lake, read_target
 from pipelines.sinks.delta.maintenance import COMPACT_ABOVE
 from pipelines.sinks.delta.published_cuts_table import CLEAN_EVERY
 from pipelines.sinks.delta.settings import Writer

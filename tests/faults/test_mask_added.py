@@ -6,8 +6,8 @@ from typing import Final
 
 import pytest
 
-from cdc.stores.lake_reader import Lake
-from cdc.stores.published_record import TableRecord, TargetState
+from cdc.targets.lake_reader import Lake
+from cdc.targets.published_record import TableRecord, TargetState
 from tests.cli.command import Outcome, spawn
 from tests.fixtures import forked
 from tests.fixtures.pipeline import Pipeline

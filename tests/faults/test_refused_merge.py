@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc.log import removed_file_records
+from cdc.log import retired_files
 from cdc.log.compacted_table import read_compacted_state
 from cdc.log.consumers import Consumer, forget, register
 from cdc.log.disk_format import COMPACTED
@@ -33,7 +33,7 @@ def test_what_a_consumer_has_pinned_stays_although_an_older_merge_of_it_was_anno
     announced = read_compacted_state(root)
     assert announced is not None
     paths = {file.path.removeprefix(f"{root / COMPACTED}/"): file.size for file in announced.files}
-    removed_file_records.record_removal(root, COMPACTED, paths, announced.version + 1)
+    retired_files.record_removal(root, COMPACTED, paths, announced.version + 1)
     compact(root, 30)
     pinned = read_compacted_state(root)
     assert pinned is not None
@@ -45,4 +45,4 @@ def test_what_a_consumer_has_pinned_stays_although_an_older_merge_of_it_was_anno
     forget(root, "c")
     vacuum(root, SOON)
     assert [file.path for file in pinned.files if Path(file.path).exists()] == []
-    assert removed_file_records.list_removals(root) == {}
+    assert retired_files.list_removals(root) == {}

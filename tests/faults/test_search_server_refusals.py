@@ -13,9 +13,9 @@ from cdc.config import SearchSinkDefinition
 from cdc.errors import CdcError, IndexReadOnly, SearchServerDenied
 from cdc.log.reader import LogReader
 from cdc.position import Position
-from cdc.stores.published_record import TableRecord, TargetState
-from cdc.stores.search_server.index_names import alias_name
-from cdc.stores.search_server.reader import SearchServerReader
+from cdc.targets.published_record import TableRecord, TargetState
+from cdc.targets.search_server.index_names import alias_name
+from cdc.targets.search_server.reader import SearchServerReader
 from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.sink_status_reporter import SinkFigures

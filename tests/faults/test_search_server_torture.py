@@ -19,7 +19,7 @@ import pytest
 from cdc.config import SearchSinkDefinition
 from cdc.errors import MissingBase, SinkUnavailable
 from cdc.failpoint import VARIABLE
-from cdc.stores.search_server.reader import SearchServerReader
+from cdc.targets.search_server.reader import SearchServerReader
 from pipelines.sinks.search_server.sink import SearchServerSink
 from tests.contracts.histories import TABLE, Table, batch, ours
 from tests.contracts.stories import log

@@ -22,7 +22,7 @@ from deltalake import DeltaTable
 from cdc.log.bucket_files import BucketPath
 from cdc.log.writer import LogWriter
 from cdc.position import Position
-from cdc.stores.lake_reader import Lake, read_target
+from cdc.targets.lake_reader import Lake, read_target
 from pipelines.runtime.spark_session import SparkSettings, delta_jars
 from tests.benchmarks.apply_input import Changes, new_log
 from tests.fixtures.cluster import BucketCluster, Cluster, kill_executor, kill_python_workers

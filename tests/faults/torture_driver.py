@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cdc.config import SearchSinkDefinition
 from cdc.errors import SinkUnavailable
-from cdc.stores.published_record import Published
+from cdc.targets.published_record import Published
 from pipelines.sinks.search_server.sink import SearchServerSink
 from tests.contracts.histories import batch
 from tests.pipelines.fold_model import Row

@@ -15,7 +15,7 @@ import pytest
 from cdc.log.consumers import FOLDER, Consumer, register
 from cdc.log.maintenance_worker import NICE_INCREMENT, RetentionWorker
 from cdc.log.reader import LogReader
-from cdc.log.removed_file_records import list_removals
+from cdc.log.retired_files import list_removals
 from cdc.log.small_file_rewrite import CLOSED_MIN_SAVING
 from cdc.log.trim_plan import REQUEST_FILE, Retention, TrimPlan, plan_trim, request_trim
 from cdc.log.writer import LogWriter, SegmentLimits

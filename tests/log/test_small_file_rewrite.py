@@ -19,7 +19,7 @@ from cdc.errors import LogCorrupt, LogFenced
 from cdc.log.delta_commits import commit_file
 from cdc.log.disk_format import CHANGES, GROUP, SMALL_GROUP, LogFile
 from cdc.log.reader import LogReader
-from cdc.log.removed_file_records import list_removals
+from cdc.log.retired_files import list_removals
 from cdc.log.retrying_writer import RetryingWriter
 from cdc.log.small_file_rewrite import (
     CLOSED_MIN_SAVING,

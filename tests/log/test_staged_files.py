@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc.log import removed_file_records
+from cdc.log import retired_files
 from cdc.log.bucket_files import Root
 from cdc.log.disk_format import CHANGES, CommitInfo
 from cdc.log.reader import LogReader
@@ -62,7 +62,7 @@ def test_a_file_that_the_log_has_let_go_stays_for_who_still_reads_it(tmp_path: P
     let_go = file.with_name("let-go.parquet")
     let_go.write_bytes(file.read_bytes())
     dated(let_go, MINUTE)  # the clock went back since
-    removed_file_records.record_removal(tmp_path, CHANGES, {f"{let_go.parent.name}/{let_go.name}": 1}, 2)
+    retired_files.record_removal(tmp_path, CHANGES, {f"{let_go.parent.name}/{let_go.name}": 1}, 2)
     assert remove_staged_files(tmp_path) == 0
     assert let_go.exists()
 

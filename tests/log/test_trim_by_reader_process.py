@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cdc.log.consumers import Consumer, register
-from cdc.log.removed_file_records import list_removals
+from cdc.log.retired_files import list_removals
 from cdc.log.trim_plan import request_trim
 from cdc.log.vacuum import waiting
 from cdc.position import Position

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from cdc.log.boot_clock import SECOND, BootTimestamp
 from cdc.log.consumers import Consumer
 from cdc.log.disk_format import COMPACTED, LogFile
-from cdc.log.removed_file_records import RemovedFiles
+from cdc.log.retired_files import RemovedFiles
 from cdc.log.trim_plan import trimmable
 from cdc.log.vacuum import deletable
 from cdc.position import Position

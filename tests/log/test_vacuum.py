@@ -13,7 +13,7 @@ from cdc.errors import LogCorrupt
 from cdc.log.boot_clock import BootTimestamp
 from cdc.log.consumers import Consumer, register
 from cdc.log.reader import LogReader
-from cdc.log.removed_file_records import list_removals, record_removal
+from cdc.log.retired_files import list_removals, record_removal
 from cdc.log.trim_plan import Retention
 from cdc.log.vacuum import vacuum, waiting
 from cdc.log.writer import LogWriter, SegmentLimits

@@ -11,7 +11,7 @@ import pytest
 from cdc.errors import LogCorrupt, LogFenced, LogTrimmed
 from cdc.log.inspection import EVERY_ROW, newest_rows
 from cdc.log.reader import LogReader
-from cdc.log.removed_file_records import list_removals
+from cdc.log.retired_files import list_removals
 from cdc.log.vacuum import remove_staged_files
 from cdc.log.writer import LogWriter, SegmentLimits
 from cdc.position import Position

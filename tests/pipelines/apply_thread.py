@@ -17,7 +17,7 @@ from deltalake import DeltaTable, write_deltalake
 from cdc import metrics
 from cdc.catalog import Catalog, ProcessReport
 from cdc.log.reader import LogReader
-from cdc.stores.search_index_reader import document_id, layout
+from cdc.targets.search_index_reader import document_id, layout
 from pipelines.__main__ import main
 from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests

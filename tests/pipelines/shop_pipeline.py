@@ -21,9 +21,9 @@ from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter, SegmentLimits
 from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
-from cdc.stores.lake_reader import Lake, read_target
-from cdc.stores.search_index_reader import SearchIndex
 from cdc.table import TableSchema
+from cdc.targets.lake_reader import Lake, read_target
+from cdc.targets.search_index_reader import SearchIndex
 from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.sink_status_reporter import SinkFigures

@@ -17,9 +17,9 @@ from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.postgres.embedded_server import find_binaries
 from cdc.snapshot.backfill_documents import BackfillRequest
-from cdc.stores.lake_reader import Lake, read_target
-from cdc.stores.published_record import Published, TargetState
 from cdc.table import TableState
+from cdc.targets.lake_reader import Lake, read_target
+from cdc.targets.published_record import Published, TargetState
 from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.sink_status_reporter import SinkFigures

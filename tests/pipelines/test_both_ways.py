@@ -23,9 +23,9 @@ from cdc.config import DeltaSinkDefinition, EngineChoice, load_definition
 from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter
 from cdc.position import Position
-from cdc.stores.lake_reader import read_target
 from cdc.table import TableSchema
 from cdc.target_names import RELATION_COLUMN
+from cdc.targets.lake_reader import read_target
 from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.sink_status_reporter import SinkFigures

@@ -19,9 +19,9 @@ from cdc.catalog import Catalog
 from cdc.config import DeltaSinkDefinition, load_definition
 from cdc.failpoint import VARIABLE
 from cdc.position import Position
-from cdc.stores.dead_letter_rows import read_parked
-from cdc.stores.published_record import TableRecord, TargetState
 from cdc.target_names import published_uri
+from cdc.targets.dead_letter_rows import read_parked
+from cdc.targets.published_record import TableRecord, TargetState
 from pipelines.__main__ import main
 from pipelines.dead_letters.requests import to_dead_letter
 from pipelines.lake import at as frames_at

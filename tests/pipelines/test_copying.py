@@ -15,10 +15,10 @@ from cdc.catalog import Catalog
 from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter
 from cdc.position import Position
-from cdc.stores.lake_reader import Lake, read_target
-from cdc.stores.published_record import Published, TableRecord, TargetState
-from cdc.stores.search_index_reader import SearchIndex
 from cdc.table import TableState
+from cdc.targets.lake_reader import Lake, read_target
+from cdc.targets.published_record import Published, TableRecord, TargetState
+from cdc.targets.search_index_reader import SearchIndex
 from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.sink_status_reporter import SinkFigures

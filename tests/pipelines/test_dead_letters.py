@@ -16,9 +16,9 @@ from cdc.catalog import Catalog
 from cdc.errors import SinkUnavailable
 from cdc.log.reader import LogReader
 from cdc.snapshot.backfill_documents import BACKFILL
-from cdc.stores.lake_reader import Lake, read_target
-from cdc.stores.published_record import TableRecord
-from cdc.stores.search_index_reader import SearchIndex
+from cdc.targets.lake_reader import Lake, read_target
+from cdc.targets.published_record import TableRecord
+from cdc.targets.search_index_reader import SearchIndex
 from pipelines.dead_letters.requests import DeadLetterCommands
 from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests

@@ -18,10 +18,10 @@ from cdc.errors import CutUnavailable
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.service.status import pipeline_status
-from cdc.stores.published_record import TableRecord, TargetState
-from cdc.stores.search_reader import open_search
-from cdc.stores.table_query import QueryAnswer, QueryRequest, queried_sink, query_tables
 from cdc.table import REMOVED, TableState
+from cdc.targets.published_record import TableRecord, TargetState
+from cdc.targets.search_reader import open_search
+from cdc.targets.table_query import QueryAnswer, QueryRequest, queried_sink, query_tables
 from cdc.verify_and_replay_options import Against
 from pipelines.range_folder import RangeFolder
 from pipelines.replaying.plan import ReplayOptions

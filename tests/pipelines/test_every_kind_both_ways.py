@@ -22,8 +22,8 @@ from cdc.config import DeltaSinkDefinition, EngineChoice, load_definition
 from cdc.failpoint import Abandoned
 from cdc.log.reader import LogReader
 from cdc.position import Position
-from cdc.stores.lake_reader import read_target
-from cdc.stores.published_record import TargetState
+from cdc.targets.lake_reader import read_target
+from cdc.targets.published_record import TargetState
 from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.sink_status_reporter import SinkFigures

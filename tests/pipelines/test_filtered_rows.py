@@ -9,7 +9,7 @@ from cdc import metrics
 from cdc.catalog import Catalog
 from cdc.config import DeadLetterSettings
 from cdc.log.reader import LogReader
-from cdc.stores.lake_reader import read_target
+from cdc.targets.lake_reader import read_target
 from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.sink_status_reporter import SinkFigures

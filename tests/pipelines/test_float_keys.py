@@ -15,8 +15,8 @@ from cdc import metrics
 from cdc.catalog import Catalog
 from cdc.config.delta_sink import HistoryMode
 from cdc.log.reader import LogReader
-from cdc.stores.lake_reader import read_target
-from cdc.stores.published_record import TargetState
+from cdc.targets.lake_reader import read_target
+from cdc.targets.published_record import TargetState
 from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.sink_status_reporter import SinkFigures

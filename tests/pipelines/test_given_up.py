@@ -12,8 +12,8 @@ import pytest
 from cdc.catalog import Catalog
 from cdc.log.audit.drop_file import DamagedFile
 from cdc.log.reader import LogReader
-from cdc.stores.published_record import TargetState
 from cdc.table import TableSchema, TableState
+from cdc.targets.published_record import TargetState
 from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.sink_status_reporter import SinkFigures

@@ -13,8 +13,8 @@ from cdc import metrics
 from cdc.catalog import Catalog
 from cdc.log.reader import LogReader
 from cdc.position import Position
-from cdc.stores.lake_reader import Lake, read_target
-from cdc.stores.published_record import TableRecord, TargetState
+from cdc.targets.lake_reader import Lake, read_target
+from cdc.targets.published_record import TableRecord, TargetState
 from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.sink_status_reporter import SinkFigures

@@ -11,7 +11,7 @@ from threading import active_count
 import pytest
 
 from cdc.config import load_definition
-from cdc.stores.published_record import Published, TableRecord, TargetState
+from cdc.targets.published_record import Published, TableRecord, TargetState
 from pipelines.index_rebuilds import IndexRebuilds, tables_to_rebuild
 from tests.config.definitions import write
 from tests.contracts.folded import batch, put

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from cdc.config import SinkRule
 from cdc.errors import CutUnavailable
 from cdc.position import Position
-from cdc.stores.published_record import Published
+from cdc.targets.published_record import Published
 from pipelines import lake
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink

@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from cdc.config import WriterChoice, load_definition
 from cdc.errors import DeltaJarMissing
-from cdc.stores.lake_reader import Lake
+from cdc.targets.lake_reader import Lake
 from pipelines.replaying.plan import ReplayOptions
 from pipelines.replaying.replay import replay
 from pipelines.sink_kinds import build_sink

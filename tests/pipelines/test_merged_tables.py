@@ -10,7 +10,7 @@ from deltalake import DeltaTable
 
 from cdc.errors import ConfigError
 from cdc.postgres.connection import connect
-from cdc.stores.lake_reader import Lake
+from cdc.targets.lake_reader import Lake
 from pipelines.__main__ import main
 from pipelines.replaying.plan import ReplayOptions
 from pipelines.replaying.replay import replay

@@ -1,4 +1,4 @@
-"""Errors of a new sink are found before it begins: new_sink_check.py, cdc/stores/unwritable_tables.py."""
+"""Errors of a new sink are found before it begins: new_sink_check.py, cdc/targets/unwritable_tables.py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from deltalake import DeltaTable, write_deltalake
 from cdc.config import load_definition
 from cdc.errors import ConfigError, InvalidDefinition
 from cdc.log.reader import LogReader
-from cdc.stores.unwritable_tables import sink_conflicts, tables_in, tables_of_sinks
+from cdc.targets.unwritable_tables import sink_conflicts, tables_in, tables_of_sinks
 from pipelines.new_sink_check import NewSinkCheck, find_unresolved_rules
 from tests.fixtures import forked
 from tests.pipelines.shop_pipeline import ShopPipeline, make_shop

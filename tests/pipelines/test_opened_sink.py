@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from cdc.catalog import Catalog
 from cdc.config import EngineChoice
 from cdc.log.reader import LogReader
-from cdc.stores.published_record import TargetState
+from cdc.targets.published_record import TargetState
 from pipelines.engine_decision import EngineLimits
 from pipelines.opened_sink import LONGEST, OpenedSink, batch_interval
 from pipelines.runtime.cut_requests import CutRequests

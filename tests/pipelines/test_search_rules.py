@@ -11,8 +11,8 @@ import pytest
 
 from cdc.catalog import Catalog
 from cdc.errors import SinkUnavailable
-from cdc.stores.published_record import TableRecord
-from cdc.stores.search_index_reader import SearchIndex
+from cdc.targets.published_record import TableRecord
+from cdc.targets.search_index_reader import SearchIndex
 from pipelines.__main__ import main
 from tests.cli.command import run
 from tests.faults.capture import Captured

@@ -9,7 +9,7 @@ import pytest
 
 from cdc.config import DeltaSinkDefinition, SearchSinkDefinition
 from cdc.config.sinks import DefinedSink
-from cdc.stores.sink_kinds import READINGS
+from cdc.targets.sink_kinds import READINGS
 from pipelines.sink_kinds import KINDS, build_sink, kind_of
 from pipelines.sinks.delta.kind import DeltaKind
 from pipelines.sinks.delta.sink import DeltaSink

@@ -22,7 +22,7 @@ from cdc.log.reader import LogReader
 from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
 from cdc.service.status import pipeline_status
-from cdc.stores.published_record import TargetState
+from cdc.targets.published_record import TargetState
 from pipelines.range_folder import RangeFolder
 from pipelines.replaying.plan import ReplayOptions, plan_replay
 from pipelines.replaying.replay import _LazySession, _ReplayRun, replay

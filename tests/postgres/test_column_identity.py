@@ -20,8 +20,8 @@ from cdc.log_row import Operation
 from cdc.postgres.connection import connect
 from cdc.postgres.ddl_messages import trigger_script
 from cdc.postgres.tables import read_schema
-from cdc.stores.hidden_columns import ColumnRules, check_hidden
 from cdc.table import UNPROVED, TableSchema, TableState
+from cdc.targets.hidden_columns import ColumnRules, check_hidden
 from tests.fixtures.examples import examples
 from tests.fixtures.postgres import run_sql
 from tests.postgres.decoding_session import DecodingSession, decoding_session

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cdc.errors import QueryFailed, QueryStopped
-from cdc.stores.table_query import QueriedSink, QueryRequest
+from cdc.targets.table_query import QueriedSink, QueryRequest
 from tests.fixtures.one_table_lake import OneTableLake
 
 COMMAND = (sys.executable, "-m", "cdc.service.query_process")

@@ -11,7 +11,7 @@ import pytest
 from cdc.errors import ChildFailed, CutUnavailable, QueryNotReadOnly, QueryStopped
 from cdc.service.running_query import QueryProcesses, RunningQuery
 from cdc.service.warm_process import ForkedProcess, WarmProcess
-from cdc.stores.table_query import QueriedSink, QueryRequest
+from cdc.targets.table_query import QueriedSink, QueryRequest
 from tests.fixtures.one_table_lake import OneTableLake
 from tests.fixtures.waiting import until
 

@@ -15,9 +15,9 @@ from cdc.lsn import Lsn
 from cdc.position import Position
 from cdc.snapshot.backfill_documents import BACKFILL, BackfillRequest
 from cdc.snapshot.reader_commands import SKIP_TABLES, request_skip
-from cdc.stores.lake_reader import Lake, read_target
-from cdc.stores.published_record import TableRecord, TargetState
 from cdc.table import TableState
+from cdc.targets.lake_reader import Lake, read_target
+from cdc.targets.published_record import TableRecord, TargetState
 from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.sink_status_reporter import SinkFigures

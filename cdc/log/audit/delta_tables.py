@@ -19,7 +19,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from cdc.errors import LogCorrupt
-from cdc.log import consumers, epoch_and_slot_records, removed_file_records
+from cdc.log import consumers, epoch_and_slot_records, retired_files
 from cdc.log.audit.finding import AuditFinding, DamageKind
 from cdc.log.audit.rows import CommitClaim
 from cdc.log.bucket_files import BucketPath, Root
@@ -277,7 +277,7 @@ def _other_file_faults(root: Root, end: Position) -> Iterator[AuditFinding]:
     """
     for read in (
         consumers.list_consumers,
-        removed_file_records.list_removals,
+        retired_files.list_removals,
         epoch_and_slot_records.read_pending_epoch,
     ):
         try:

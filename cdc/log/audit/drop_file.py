@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from cdc.errors import ConfigError, LogCorrupt, LogFenced
 from cdc.failpoint import hit
-from cdc.log import lost_range_records, parquet_check, removed_file_records
+from cdc.log import lost_range_records, parquet_check, retired_files
 from cdc.log.audit import delta_tables
 from cdc.log.audit.rows import CommitClaim, FileContents
 from cdc.log.bucket_files import Root
@@ -245,7 +245,7 @@ def _commit_loss(root: Root, loss: _Loss) -> None:
         info = replace(info, last=position_behind(info.last), committed_at=time.time_ns() // 1000)
         info = replace(info, rows=len(loss.tables), transactions=1)
         actions.append(_write_rows(fenced, loss.file, _rows(loss, info)))
-    removed_file_records.record_removal(root, CHANGES, loss.removed, fenced.next_version)
+    retired_files.record_removal(root, CHANGES, loss.removed, fenced.next_version)
     hit("drop_noted")
     fenced.commit(actions, int(info.last), {**info.to_metadata(), "cdc.dropped": loss.file.path})
     hit("drop_committed")

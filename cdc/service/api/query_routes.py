@@ -99,7 +99,7 @@ async def query(context: Context, request: Request, body: QueryBody) -> JSONResp
 
 async def _run(context: RouteContext, request: Request, body: QueryBody) -> dict[str, Any]:
     """Return the answer of the query process; end the process if the client disconnects."""
-    module = await to_thread.run_sync(import_module, "cdc.stores.table_query")  # with the first query: takes a second
+    module = await to_thread.run_sync(import_module, "cdc.targets.table_query")  # with the first query: takes a second
     sink = module.queried_sink(context.definition, body.sink)
     wanted = module.QueryRequest(**body.model_dump(exclude={"sink"}))
     running = await to_thread.run_sync(context.queries.start, sink, wanted)

@@ -123,7 +123,7 @@ async def _search(context: RouteContext, query: SearchQuery) -> dict[str, Any]:
 
 
 def _open_search(definition: Definition, query: SearchQuery) -> Any:
-    module = import_module("cdc.stores.table_search")  # with the first search, because it imports the engine
+    module = import_module("cdc.targets.search_query")  # with the first search, because it imports the engine
     return module.TableSearch(definition, module.SearchRequest(**query.model_dump()))
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from cdc.stores.published_record import TableRecord
 from cdc.table import TableSchema
+from cdc.targets.published_record import TableRecord
 from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.delta_target import DeltaTarget, TxnMarker
 from pipelines.sinks.delta.new_data_files import DataFile, TargetFolder

@@ -14,8 +14,8 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake import Schema as DeltaSchema
 
 from cdc.errors import CdcError
-from cdc.stores.dead_letter_rows import PARKED_SCHEMA, DeadLetterEntry, Key, ParkedRow, parked_at, read_entries
-from cdc.stores.published_record import Published
+from cdc.targets.dead_letter_rows import PARKED_SCHEMA, DeadLetterEntry, Key, ParkedRow, parked_at, read_entries
+from cdc.targets.published_record import Published
 from pipelines.sinks.contract import RefusedRow, TableBatch
 from pipelines.sinks.delta.commit_sync import sync_commits
 from pipelines.sinks.delta.damaged_commits import remove_damaged_newest

@@ -27,9 +27,9 @@ from deltalake.transaction import AddAction
 from cdc.errors import SchemaNotApplicable, TargetDamaged
 from cdc.failpoint import hit
 from cdc.log.delta_actions import commit_info
-from cdc.stores.path_ownership import LOG_ID, check_free, check_owner, foreign_table_error
 from cdc.table import TableSchema
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, column_name
+from cdc.targets.path_ownership import LOG_ID, check_free, check_owner, foreign_table_error
 from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.current_version import CurrentVersion
 from pipelines.sinks.delta.damage_errors import reading

@@ -16,7 +16,6 @@ import pyarrow.compute as pc
 
 from cdc.config.delta_sink import HistoryMode
 from cdc.errors import ValueNotRepresentable
-from cdc.stores.dead_letter_rows import Key
 from cdc.target_names import (
     COMMITTED_COLUMN,
     DELETED_COLUMN,
@@ -26,6 +25,7 @@ from cdc.target_names import (
     START_COLUMN,
     TO_COLUMN,
 )
+from cdc.targets.dead_letter_rows import Key
 from pipelines.folding.history_changes import GenerationEnd
 from pipelines.sinks.delta.delta_target import DeltaTarget
 from pipelines.sinks.delta.history_row_maker import HistoryRowMaker

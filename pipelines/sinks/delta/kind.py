@@ -8,8 +8,8 @@ from dataclasses import replace
 from cdc.config.delta_sink import DeltaSinkDefinition, WriterChoice, settings_with_rule
 from cdc.config.field_types import placeholders
 from cdc.config.sink_rules import KeyConflict
-from cdc.stores.published_record import TableRecord
 from cdc.table import TableSchema
+from cdc.targets.published_record import TableRecord
 from pipelines.sinks.delta.indexed.load_kernels import load_kernels
 from pipelines.sinks.delta.maintenance import UpkeepSettings
 from pipelines.sinks.delta.rule_checks import rule_refusals

@@ -23,8 +23,8 @@ from deltalake.fs import DeltaStorageHandler
 
 from cdc.failpoint import hit
 from cdc.log.checkpoint_rows import RETENTION
-from cdc.stores.cut_retention import KEEP_ALL_FOR
 from cdc.target_names import RELATION_COLUMN
+from cdc.targets.cut_retention import KEEP_ALL_FOR
 from pipelines.sinks.delta.background_rewriter import MERGE_ABOVE, SMALL, BackgroundRewriter
 from pipelines.sinks.delta.commit_sync import sync_commits
 from pipelines.sinks.delta.delta_log_cleanup import (

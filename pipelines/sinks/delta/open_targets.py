@@ -16,8 +16,8 @@ from deltalake import DeltaTable
 from cdc.config import SchemaChanges, rule_of
 from cdc.config.sink_rules import check_named, with_selected_columns
 from cdc.errors import TargetRulesChanged, TargetUnusable
-from cdc.stores.hidden_columns import check_hidden, newly_hidden
 from cdc.table import TableSchema
+from cdc.targets.hidden_columns import check_hidden, newly_hidden
 from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.damage_errors import reading
 from pipelines.sinks.delta.damaged_commits import remove_damaged_commits

@@ -30,11 +30,11 @@ from cdc.log.computed_views import cut_of_commit
 from cdc.log.delta_actions import add_action, commit_info, txn_action
 from cdc.log.delta_commits import create_commit
 from cdc.position import Position
-from cdc.stores.cut_retention import kept_cuts
-from cdc.stores.lake_reader import PUBLISHED_AT, PUBLISHED_SCHEMA, list_cuts, read_published
-from cdc.stores.published_record import Published, TableRecord, TargetState
 from cdc.table import TableSchema
 from cdc.target_names import record_of_views
+from cdc.targets.cut_retention import kept_cuts
+from cdc.targets.lake_reader import PUBLISHED_AT, PUBLISHED_SCHEMA, list_cuts, read_published
+from cdc.targets.published_record import Published, TableRecord, TargetState
 from pipelines.sinks.delta.commit_sync import sync_commits
 from pipelines.sinks.delta.damaged_commits import remove_damaged_newest
 from pipelines.sinks.delta.delta_log_cleanup import CHECKPOINT_EVERY, is_newest, remove_old_commits, write_checkpoint

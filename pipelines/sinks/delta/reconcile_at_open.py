@@ -13,11 +13,11 @@ import structlog
 
 from cdc.errors import TargetRulesChanged, TargetUnusable, complete_remedy
 from cdc.position import Position
-from cdc.stores.path_ownership import LOG_ID
-from cdc.stores.published_record import Published, TableRecord, TargetState
-from cdc.stores.target_rule_changes import TargetRules
 from cdc.table import TableSchema, TableState
 from cdc.target_names import parked_uri
+from cdc.targets.path_ownership import LOG_ID
+from cdc.targets.published_record import Published, TableRecord, TargetState
+from cdc.targets.target_rule_changes import TargetRules
 from pipelines.sinks.contract import SchemasAt
 from pipelines.sinks.delta.dead_letters import DeadLetterTable
 from pipelines.sinks.delta.delta_target import DeltaTarget

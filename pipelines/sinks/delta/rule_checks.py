@@ -1,6 +1,6 @@
 """Checks of the rules of a Delta sink that need Spark or the columns of the target, such as those of expressions.
 
-`cdc.stores.unwritable_tables` checks the other settings without Spark.
+`cdc.targets.unwritable_tables` checks the other settings without Spark.
 """
 
 from __future__ import annotations

@@ -8,10 +8,10 @@ from typing import Final
 
 from cdc.config import DeadLetterSettings, SinkRule, TableSettings, rule_of, table_settings
 from cdc.config.delta_sink import HistoryMode, TypeSettings, Unrepresentable, target_path
-from cdc.stores.hidden_columns import RulesOfTopic, table_rules
-from cdc.stores.target_rule_changes import TargetRules
 from cdc.table import TableSchema
 from cdc.target_names import parked_uri, published_uri
+from cdc.targets.hidden_columns import RulesOfTopic, table_rules
+from cdc.targets.target_rule_changes import TargetRules
 from pipelines.sinks.contract import NONE_PARKED
 from pipelines.sinks.delta.maintenance import UpkeepSettings
 from pipelines.types import ColumnPolicies, Policy, TypePolicy

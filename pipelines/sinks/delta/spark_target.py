@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from py4j.protocol import Py4JJavaError
 
 from cdc.errors import DeltaJarMissing
-from cdc.stores.unsupported_table_features import unsupported_features
 from cdc.target_names import RELATION_COLUMN
+from cdc.targets.unsupported_table_features import unsupported_features
 from pipelines.sinks.delta.delta_target import DeltaTarget
 from pipelines.sinks.delta.schema_evolution import EvolutionPlan
 from pipelines.sinks.delta.target_layout import backticked

@@ -25,12 +25,12 @@ from deltalake.transaction import AddAction
 
 from cdc.errors import SchemaNotApplicable, SinkFenced, TargetDamaged
 from cdc.failpoint import hit
-from cdc.stores.current_rows import MODE
-from cdc.stores.path_ownership import STAGED
-from cdc.stores.published_record import Published, TableRecord
-from cdc.stores.target_rule_changes import TRANSFORM, TargetRules
 from cdc.table import TableSchema
 from cdc.target_names import parked_uri
+from cdc.targets.current_rows import MODE
+from cdc.targets.path_ownership import STAGED
+from cdc.targets.published_record import Published, TableRecord
+from cdc.targets.target_rule_changes import TRANSFORM, TargetRules
 from pipelines.sinks.delta.commit_sync import LOG, sync_commits
 from pipelines.sinks.delta.damaged_commits import remove_damaged_commits
 from pipelines.sinks.delta.dead_letters import DeadLetterTable

@@ -22,7 +22,7 @@ from deltalake.schema import Schema
 
 from cdc.log.delta_actions import Action, commit_info, decode_commit
 from cdc.log.delta_commits import LOG_FOLDER, commit_path, create_commit
-from cdc.stores.unsupported_table_features import unsupported_features
+from cdc.targets.unsupported_table_features import unsupported_features
 from pipelines.sinks.delta.indexed.delta_log import ATTEMPTS
 from pipelines.sinks.delta.indexed.table_storage import storage_of
 from pipelines.sinks.delta.target_layout import DELETION_VECTORS, STATISTICS

@@ -18,8 +18,6 @@ import pyarrow.compute as pc
 
 from cdc.config.delta_sink import HistoryMode
 from cdc.errors import TargetRulesChanged, TransformFailed, ValueNotRepresentable
-from cdc.stores.current_rows import MODE
-from cdc.stores.target_rule_changes import TRANSFORM
 from cdc.table import TableSchema
 from cdc.target_names import (
     COMMITTED_COLUMN,
@@ -33,6 +31,8 @@ from cdc.target_names import (
     START_COLUMN,
     TO_COLUMN,
 )
+from cdc.targets.current_rows import MODE
+from cdc.targets.target_rule_changes import TRANSFORM
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

@@ -16,7 +16,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
 from cdc.errors import TargetUnusable
-from cdc.stores.unsupported_table_features import NAMED
+from cdc.targets.unsupported_table_features import NAMED
 
 MOVE_AND_REBUILD: Final = "move the target to another directory, then run 'cdc replay SINK --tables TABLE'"
 BY_SPARK: Final = f"set writer to 'auto' or 'spark' and provide the Delta jars; or {MOVE_AND_REBUILD}"

@@ -17,11 +17,11 @@ from cdc.config import SearchRule, SearchSettings, rule_of, search_settings
 from cdc.config.search_sink import search_fingerprint, with_document_columns
 from cdc.config.sink_rules import check_named, with_selected_columns
 from cdc.errors import TransformFailed
-from cdc.stores.column_mask import Mask
-from cdc.stores.dead_letter_rows import Image
-from cdc.stores.hidden_columns import check_hidden, document_rules
 from cdc.table import Column, TableSchema
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, column_name
+from cdc.targets.column_mask import Mask
+from cdc.targets.dead_letter_rows import Image
+from cdc.targets.hidden_columns import check_hidden, document_rules
 from pipelines.transform.table_transform import TableTransform, rename_columns
 from pipelines.types import Policy, TypePolicy
 from pipelines.types.typed_rows import target_schema, text_columns, typed_rows

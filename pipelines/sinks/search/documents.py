@@ -19,8 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import tantivy
 
-from cdc.stores.dead_letter_rows import DeadLetterEntry, Image, ParkedRow
-from cdc.stores.search_index_reader import (
+from cdc.table import TableSchema
+from cdc.targets.dead_letter_rows import DeadLetterEntry, Image, ParkedRow
+from cdc.targets.search_index_reader import (
     PARKED_TOPIC,
     DocumentRules,
     IndexedColumn,
@@ -29,7 +30,6 @@ from cdc.stores.search_index_reader import (
     parked_id,
     rows_of,
 )
-from cdc.table import TableSchema
 from pipelines.sinks.search.document_shape import DocumentShape
 from pipelines.sinks.search.row_documents import PLACE, ROWS_AT_ONCE, RowDocuments, row_parts
 from pipelines.sinks.unpublished_parked_rows import UnpublishedParkedRows

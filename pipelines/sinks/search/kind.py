@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from cdc.config.search_sink import SearchSinkDefinition
 from cdc.config.sink_rules import KeyConflict
-from cdc.stores.published_record import TableRecord
 from cdc.table import TableSchema
+from cdc.targets.published_record import TableRecord
 from pipelines.sinks.contract import Sink
 from pipelines.sinks.search.document_shape import DocumentShapes
 from pipelines.sinks.search.sink import SearchSink

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.json_arrays import concatenated, or_null, quote, quoted, text_bytes
-from cdc.stores.search_index_reader import TERM_BYTES, IndexedColumn, id_of_key
+from cdc.targets.search_index_reader import TERM_BYTES, IndexedColumn, id_of_key
 
 ROWS_AT_ONCE: Final = 4_096
 """Maximum rows that are converted together."""

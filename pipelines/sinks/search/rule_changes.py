@@ -20,10 +20,11 @@ import pyarrow as pa
 import tantivy
 
 from cdc.errors import HiddenColumnRenamed, SchemaNotApplicable, TargetRulesChanged, TransformFailed, complete_remedy
-from cdc.stores.column_mask import Mask
-from cdc.stores.dead_letter_rows import DeadLetterEntry, Image
-from cdc.stores.published_record import Published, TableRecord, TargetState
-from cdc.stores.search_index_reader import (
+from cdc.table import TableSchema, TableState
+from cdc.targets.column_mask import Mask
+from cdc.targets.dead_letter_rows import DeadLetterEntry, Image
+from cdc.targets.published_record import Published, TableRecord, TargetState
+from cdc.targets.search_index_reader import (
     PARKED_TOPIC,
     PUBLISHED_ID,
     REBUILD,
@@ -32,7 +33,6 @@ from cdc.stores.search_index_reader import (
     IndexedColumn,
     decode_image,
 )
-from cdc.table import TableSchema, TableState
 from pipelines.sinks.record_after_batch import failure_reason, with_progress_state
 from pipelines.sinks.search.document_shape import DocumentShape, DocumentShapes
 from pipelines.sinks.search.documents import (

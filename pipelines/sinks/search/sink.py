@@ -37,8 +37,9 @@ from cdc.errors import (
 )
 from cdc.failpoint import hit
 from cdc.position import Position
-from cdc.stores.dead_letter_rows import Image, Key, ParkedRow
-from cdc.stores.search_index_reader import (
+from cdc.table import TableSchema
+from cdc.targets.dead_letter_rows import Image, Key, ParkedRow
+from cdc.targets.search_index_reader import (
     OWNER_ID,
     PUBLISHED_ID,
     RULES_ID,
@@ -50,7 +51,6 @@ from cdc.stores.search_index_reader import (
     stored_image,
     stored_rules,
 )
-from cdc.table import TableSchema
 from pipelines.folding.spark_fold import collect_parts
 from pipelines.sinks.contract import (
     NONE_PARKED,

@@ -21,8 +21,8 @@ import tantivy
 from cdc import atomic_file
 from cdc.config import DeadLetterSettings
 from cdc.failpoint import hit
-from cdc.stores.published_record import Published, TableRecord
 from cdc.table import TableSchema
+from cdc.targets.published_record import Published, TableRecord
 from pipelines.sinks.contract import NONE_PARKED
 from pipelines.sinks.search.document_shape import DocumentShapes
 from pipelines.sinks.search.sink import WRITER_BYTES, SearchSink

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 from cdc.back_off import BackOff
 from cdc.errors import CdcError, DocumentRefused, DocumentTooLarge, SinkUnavailable
-from cdc.stores.search_server.client import (
+from cdc.targets.search_server.client import (
     BLOCKED,
     BUSY,
     RETRY_FOR,

@@ -15,7 +15,8 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.stores.search_server.document_values import (
+from cdc.target_names import DELETED_COLUMN, POSITION_COLUMN
+from cdc.targets.search_server.document_values import (
     NULL,
     RAW_FIELD,
     RAW_START,
@@ -23,9 +24,8 @@ from cdc.stores.search_server.document_values import (
     ValueType,
     json_array,
 )
-from cdc.stores.search_server.index_mapping import DocumentColumn
-from cdc.stores.search_server.index_names import are_ids, document_key
-from cdc.target_names import DELETED_COLUMN, POSITION_COLUMN
+from cdc.targets.search_server.index_mapping import DocumentColumn
+from cdc.targets.search_server.index_names import are_ids, document_key
 from pipelines.sinks.search.document_shape import DocumentShape
 from pipelines.sinks.search.row_documents import row_parts
 from pipelines.sinks.search_server.bulk_writer import Line

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from cdc.config.search_server import SearchServer
 from cdc.errors import CdcError, TooManyMovedRows, error_of_code
-from cdc.stores.search_server.client import SearchClient
+from cdc.targets.search_server.client import SearchClient
 from pipelines.folding.executor_fold import COLLECTED_BYTES, MAX_MOVES
 from pipelines.folding.fold import FOLDED_ARROW
 from pipelines.folding.folded_parts import IMAGES, FoldedParts, collect_images, first_images, piece_of_images

@@ -15,9 +15,9 @@ from typing import Final
 
 from cdc.errors import SinkError, SinkFenced, SinkOfAnotherLog
 from cdc.position import Position
-from cdc.stores.published_record import Published, TableRecord, TargetState
-from cdc.stores.search_server.client import SearchClient
-from cdc.stores.search_server.sink_state import (
+from cdc.targets.published_record import Published, TableRecord, TargetState
+from cdc.targets.search_server.client import SearchClient
+from cdc.targets.search_server.sink_state import (
     OWNER,
     PUBLISHED,
     STARTED,

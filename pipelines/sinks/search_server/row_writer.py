@@ -1,7 +1,7 @@
 """Row writer: turns the folded rows of a table into documents, and writes them; driver and executors use it.
 
 A row becomes a document with the position of its change as external version, so a document never goes back to an older
-row. A delete becomes a document without columns (see `cdc.stores.search_server.index_mapping`).
+row. A delete becomes a document without columns (see `cdc.targets.search_server.index_mapping`).
 
 A partial image is completed from the document of its base row. After a crash the documents may already be newer than
 the range that is applied again, up to another end:
@@ -23,8 +23,9 @@ import pyarrow.compute as pc
 
 from cdc.config.search_server import SearchServer
 from cdc.errors import CdcError, IndexMissing, TransformFailed
-from cdc.stores.search_server.client import SearchClient, error_reason
-from cdc.stores.search_server.document_values import (
+from cdc.target_names import DELETED_COLUMN, POSITION_COLUMN
+from cdc.targets.search_server.client import SearchClient, error_reason
+from cdc.targets.search_server.document_values import (
     NULL,
     RAW_FIELD,
     RAW_START,
@@ -34,9 +35,8 @@ from cdc.stores.search_server.document_values import (
     parse_document,
     to_json,
 )
-from cdc.stores.search_server.index_names import document_key, write_alias
-from cdc.stores.search_server.sink_state import SinkState
-from cdc.target_names import DELETED_COLUMN, POSITION_COLUMN
+from cdc.targets.search_server.index_names import document_key, write_alias
+from cdc.targets.search_server.sink_state import SinkState
 from pipelines.sinks.record_after_batch import missing_base
 from pipelines.sinks.search_server.bulk_writer import BulkWriter, Line
 from pipelines.sinks.search_server.document_lines import TableIndex, document_lines

@@ -18,12 +18,12 @@ import pyarrow as pa
 from cdc.config import DeadLetterSettings, SearchSinkDefinition
 from cdc.errors import CdcError, SinkFenced, SinkUnavailable
 from cdc.failpoint import hit
-from cdc.stores.dead_letter_rows import Image
-from cdc.stores.search_server.client import SearchClient
-from cdc.stores.search_server.document_scan import close_point, open_point
-from cdc.stores.search_server.index_names import number_of
-from cdc.stores.search_server.sink_state import PublishedState, published_indexes
 from cdc.table import TableSchema
+from cdc.targets.dead_letter_rows import Image
+from cdc.targets.search_server.client import SearchClient
+from cdc.targets.search_server.document_scan import close_point, open_point
+from cdc.targets.search_server.index_names import number_of
+from cdc.targets.search_server.sink_state import PublishedState, published_indexes
 from pipelines.folding.fold import FOLDED_ARROW
 from pipelines.sinks.contract import (
     NONE_PARKED,

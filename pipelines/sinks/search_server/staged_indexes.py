@@ -13,12 +13,12 @@ from dataclasses import replace
 from cdc.config import SearchSinkDefinition
 from cdc.config.search_sink import search_fingerprint
 from cdc.failpoint import hit
-from cdc.stores.published_record import Published, TableRecord
-from cdc.stores.search_server.client import SearchClient
-from cdc.stores.search_server.index_inventory import drop_index, indexes_of_sink, unused
-from cdc.stores.search_server.index_names import number_of
-from cdc.stores.search_server.sink_state import SinkState, published_indexes
 from cdc.table import TableSchema
+from cdc.targets.published_record import Published, TableRecord
+from cdc.targets.search_server.client import SearchClient
+from cdc.targets.search_server.index_inventory import drop_index, indexes_of_sink, unused
+from cdc.targets.search_server.index_names import number_of
+from cdc.targets.search_server.sink_state import SinkState, published_indexes
 from pipelines.sinks.search_server.sink import SearchServerSink, staged_name
 
 

@@ -20,10 +20,12 @@ import structlog
 
 from cdc.config.search_server import SearchServer
 from cdc.errors import CdcError, IndexMappingConflict, IndexMissing, IndexOfAnotherOwner, TargetRulesChanged
-from cdc.stores.search_server.client import Answer, SearchClient
-from cdc.stores.search_server.document_scan import scan
-from cdc.stores.search_server.document_values import RAW_FIELD, dump_json, to_json
-from cdc.stores.search_server.index_mapping import (
+from cdc.table import TableSchema
+from cdc.target_names import DELETED_COLUMN, POSITION_COLUMN
+from cdc.targets.search_server.client import Answer, SearchClient
+from cdc.targets.search_server.document_scan import scan
+from cdc.targets.search_server.document_values import RAW_FIELD, dump_json, to_json
+from cdc.targets.search_server.index_mapping import (
     META,
     UNUSED_SINCE,
     DocumentColumn,
@@ -33,9 +35,7 @@ from cdc.stores.search_server.index_mapping import (
     owner_of,
     visible,
 )
-from cdc.stores.search_server.index_names import alias_name, index_name, write_alias
-from cdc.table import TableSchema
-from cdc.target_names import DELETED_COLUMN, POSITION_COLUMN
+from cdc.targets.search_server.index_names import alias_name, index_name, write_alias
 from pipelines.sinks.search.document_shape import DocumentShape
 from pipelines.sinks.search_server.bulk_writer import BulkWriter, Line
 from pipelines.sinks.search_server.document_lines import TableIndex

@@ -9,7 +9,7 @@ import pytest
 
 from cdc.errors import ConfigError, LogCorrupt, LogFenced, LogTrimmed
 from cdc.failpoint import VARIABLE
-from cdc.log import removed_file_records
+from cdc.log import retired_files
 from cdc.log.audit.delta_tables import read_log_tables
 from cdc.log.audit.drop_file import DamagedFile, DroppedFile, RecoveryWay, position_behind
 from cdc.log.audit.finding import DamageKind
@@ -176,10 +176,7 @@ def test_the_file_stays_on_the_disk_for_who_still_reads_it(root: Path):
     dropped(root, path)
     assert (root / path).exists()
     assert [
-        f"changes/{name}"
-        for note in removed_file_records.list_removals(root).values()
-        for name in note.paths
-        if name in path
+        f"changes/{name}" for note in retired_files.list_removals(root).values() for name in note.paths if name in path
     ] == [path]
 
 

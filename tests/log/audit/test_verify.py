@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from cdc.errors import LogCorrupt, LogError, LogFormatUnknown
-from cdc.log import consumers, parquet_check, removed_file_records
+from cdc.log import consumers, parquet_check, retired_files
 from cdc.log.audit.delta_tables import read_log_tables
 from cdc.log.audit.finding import AuditFinding, DamageKind
 from cdc.log.audit.rows import CommitClaim, FileContents
@@ -232,7 +232,7 @@ def test_a_file_that_belongs_to_nothing_is_harmless_and_goes(root: Path):
 
 def test_what_a_writer_has_staged_and_what_left_a_table_belong_to_somebody(root: Path):
     writer = LogWriter.open(root, IDENTITY, SEGMENT_PER_FILE)
-    for note in removed_file_records.list_removals(root).values():
+    for note in retired_files.list_removals(root).values():
         for path in note.paths:
             os.utime(root / note.table / path, (1, 1))
     writer.stage(table(row(RESTORED + 20)))

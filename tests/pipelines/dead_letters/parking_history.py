@@ -10,8 +10,8 @@ from typing import Any
 from cdc.catalog.dead_letter_requests import DeadLetterAction
 from cdc.config import DeadLetterSettings, TypeSettings
 from cdc.config.delta_sink import HistoryMode
-from cdc.stores.published_record import TableRecord
 from cdc.table import TableSchema
+from cdc.targets.published_record import TableRecord
 from pipelines.dead_letters.quarantine import Quarantine
 from pipelines.sinks.contract import Published
 from pipelines.sinks.delta.sink import DeltaSink

@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 
 from cdc.config import DeadLetterSettings, TableSettings
-from cdc.stores.lake_reader import read_target
-from cdc.stores.search_index_reader import SearchIndex
+from cdc.targets.lake_reader import read_target
+from cdc.targets.search_index_reader import SearchIndex
 from pipelines.dead_letters.quarantine import Quarantine
 from pipelines.sinks.contract import ParkingSink, Published, TableBatch, TableRecord
 from pipelines.sinks.delta.settings import DeltaSettings

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cdc.errors import MissingBase
-from cdc.stores.dead_letter_rows import Key, ParkedRow
+from cdc.targets.dead_letter_rows import Key, ParkedRow
 from pipelines.dead_letters.parked_keys import affects_parked, changed_entries, count_parked_keys, overlay_parked
 from pipelines.sinks.contract import TableBatch
 from tests.contracts.folded import ORDERS, Row, batch, gone, part, put

@@ -17,10 +17,10 @@ from deltalake import DeltaTable, write_deltalake
 from cdc.catalog.dead_letter_requests import DeadLetterAction, DeadLetterOutcome
 from cdc.config import SinkRule, TypeSettings
 from cdc.errors import DeadLetterLimitExceeded, MissingBase, ValueNotRepresentable
-from cdc.stores.dead_letter_rows import DeadLetterEntry, read_parked
-from cdc.stores.lake_reader import read_target
 from cdc.table import TableState
 from cdc.target_names import published_uri
+from cdc.targets.dead_letter_rows import DeadLetterEntry, read_parked
+from cdc.targets.lake_reader import read_target
 from pipelines.sinks.contract import Published
 from pipelines.sinks.delta.dead_letters import DeadLetterTable
 from tests.contracts.folded import ID, ITEM, ORDERS, PRICE, gone, part, put

@@ -15,8 +15,8 @@ from cdc.config import DeltaSinkDefinition
 from cdc.log.file_selection import TableSelection
 from cdc.log.reader import LogReader
 from cdc.position import Position
-from cdc.stores.lake_reader import read_target
-from cdc.stores.published_record import Published, TargetState
+from cdc.targets.lake_reader import read_target
+from cdc.targets.published_record import Published, TargetState
 from pipelines.engine_decision import EngineLimits
 from pipelines.folding.executor_fold import LogRange
 from pipelines.folding.folded_batch import FoldedBatch

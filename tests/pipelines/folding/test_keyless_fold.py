@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.errors import MissingBase, SchemaNotApplicable
-from cdc.stores.lake_reader import read_target
 from cdc.table import ReplicaIdentity, TableSchema, TableState
+from cdc.targets.lake_reader import read_target
 from pipelines.folding.fold import FOLDED_ARROW
 from pipelines.folding.keyless_fold import net_changes, row_ids
 from pipelines.sinks.contract import Published, TableBatch, TableRecord

@@ -9,8 +9,8 @@ from pyspark.sql import SparkSession
 
 from cdc.log.reader import LogReader
 from cdc.position import Position
-from cdc.stores.published_record import Published
 from cdc.table import TableState
+from cdc.targets.published_record import Published
 from pipelines.replaying.rebuild import LogSource, Rebuild, RebuildContext
 from pipelines.replaying.table_sizes_in_log import read_contents
 from pipelines.sinks.contract import Sink

@@ -11,8 +11,8 @@ from pyspark.sql import SparkSession
 from cdc.errors import LakeInaccessible
 from cdc.log.reader import LogReader
 from cdc.position import Position
-from cdc.stores.published_record import TargetState
-from cdc.stores.search_index_reader import SearchIndex
+from cdc.targets.published_record import TargetState
+from cdc.targets.search_index_reader import SearchIndex
 from pipelines.replaying.rebuild import LogSource, Rebuild, RebuildContext
 from pipelines.replaying.table_sizes_in_log import read_contents
 from pipelines.sinks.delta.settings import DeltaSettings, Writer

@@ -12,8 +12,8 @@ from deltalake import DeltaTable
 from cdc.config import load_definition
 from cdc.errors import SinkError
 from cdc.failpoint import VARIABLE
-from cdc.stores.table_query import QueryRequest, queried_sink, query_tables
 from cdc.table import TableState
+from cdc.targets.table_query import QueryRequest, queried_sink, query_tables
 from pipelines.replaying.plan import ReplayOptions
 from pipelines.replaying.replay import replay
 from tests.fixtures import forked

@@ -11,8 +11,8 @@ from pyspark.sql import SparkSession
 from cdc.config import SearchSinkDefinition
 from cdc.log.reader import LogReader
 from cdc.position import Position
-from cdc.stores.published_record import TargetState
-from cdc.stores.search_server.reader import SearchServerReader
+from cdc.targets.published_record import TargetState
+from cdc.targets.search_server.reader import SearchServerReader
 from pipelines.replaying.rebuild import LogSource, Rebuild, RebuildContext, group_tables
 from pipelines.replaying.table_sizes_in_log import read_contents
 from pipelines.runtime.spark_session import has_delta

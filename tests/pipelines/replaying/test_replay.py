@@ -18,13 +18,13 @@ from cdc.catalog import Catalog, ProcessReport
 from cdc.catalog.process_lease import sole_replay
 from cdc.config import DeltaSinkDefinition, SchemaChanges, load_definition
 from cdc.errors import ConfigError, SinkInUse
-from cdc.stores.dead_letter_rows import read_parked
-from cdc.stores.lake_reader import read_target
-from cdc.stores.published_record import TargetState
-from cdc.stores.search_index_reader import SearchIndex
-from cdc.stores.search_server.reader import SearchServerReader
 from cdc.table import Column
 from cdc.target_names import published_uri
+from cdc.targets.dead_letter_rows import read_parked
+from cdc.targets.lake_reader import read_target
+from cdc.targets.published_record import TargetState
+from cdc.targets.search_index_reader import SearchIndex
+from cdc.targets.search_server.reader import SearchServerReader
 from pipelines.replaying.plan import ReplayOptions
 from pipelines.replaying.replay import replay
 from pipelines.runtime.cut_requests import CutRequests

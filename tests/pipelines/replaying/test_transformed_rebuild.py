@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from cdc.config import Secret, SinkRule
 from cdc.log.reader import LogReader
 from cdc.position import Position
-from cdc.stores.published_record import Published, TargetState
+from cdc.targets.published_record import Published, TargetState
 from pipelines.replaying.plan import ReplayOptions
 from pipelines.replaying.rebuild import LogSource, Rebuild, RebuildContext
 from pipelines.replaying.replay import replay

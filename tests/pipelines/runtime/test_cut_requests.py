@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cdc.catalog import Catalog
-from cdc.stores.published_record import Published
+from cdc.targets.published_record import Published
 from pipelines.runtime.cut_requests import CUT, RELEASE, CutRequests
 
 

@@ -11,7 +11,7 @@ import pytest
 from cdc import metrics
 from cdc.catalog import Catalog
 from cdc.errors import SinkUnavailable
-from cdc.stores.published_record import Published, TableRecord, TargetState
+from cdc.targets.published_record import Published, TableRecord, TargetState
 from pipelines.runtime.sink_status_reporter import LATE, ProgressReporter, SinkFigures
 from tests.fixtures.waiting import until
 

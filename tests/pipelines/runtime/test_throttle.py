@@ -16,7 +16,7 @@ from cdc import metrics
 from cdc.catalog import Catalog
 from cdc.config import WriterChoice
 from cdc.position import Position
-from cdc.stores.published_record import Published, TargetState
+from cdc.targets.published_record import Published, TargetState
 from pipelines.engine_decision import EngineLimits
 from pipelines.runtime.cut_requests import CUT, CutRequests
 from pipelines.runtime.replay_pause import ReplayPauses

@@ -10,7 +10,7 @@ from typing import Any, Final
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from cdc.stores.published_record import Published
+from cdc.targets.published_record import Published
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
 from tests.contracts.folded import batch, put

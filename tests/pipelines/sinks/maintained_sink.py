@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cdc.position import Position
-from cdc.stores.lake_reader import Lake, read_target
-from cdc.stores.published_record import Published, TableRecord
 from cdc.target_names import published_uri
+from cdc.targets.lake_reader import Lake, read_target
+from cdc.targets.published_record import Published, TableRecord
 from pipelines.sinks.delta.delta_target import DeltaTarget
 from pipelines.sinks.delta.maintenance import TargetMaintenance, UpkeepSettings
 from pipelines.sinks.delta.published_cuts_table import PublishedTable

@@ -9,7 +9,7 @@ import pytest
 from deltalake import DeltaTable
 
 from cdc.config import load_definition
-from cdc.stores.published_record import TableRecord, TargetState
+from cdc.targets.published_record import TableRecord, TargetState
 from pipelines.replaying.plan import ReplayOptions
 from pipelines.replaying.replay import replay
 from tests.pipelines.shop_pipeline import END, ITEMS, ORDERS, ShopPipeline, applied_shop, change, make_shop

@@ -17,8 +17,8 @@ from deltalake.schema import PrimitiveType
 from cdc.config import SchemaChanges, SinkRule, TableSettings
 from cdc.errors import SchemaNotApplicable, TargetRulesChanged
 from cdc.failpoint import VARIABLE
-from cdc.stores.lake_reader import read_target
 from cdc.table import Column, TableSchema
+from cdc.targets.lake_reader import read_target
 from pipelines.sinks.delta.delta_target import DeltaTarget
 from pipelines.sinks.delta.schema_evolution import ColumnChange
 from pipelines.sinks.delta.settings import DeltaSettings, Writer

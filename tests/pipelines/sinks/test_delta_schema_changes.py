@@ -14,8 +14,8 @@ import pytest
 from cdc.config import SchemaChanges, SinkRule, TableSettings
 from cdc.errors import Reaction, SchemaNotApplicable, SinkError, ValueNotRepresentable
 from cdc.failpoint import VARIABLE
-from cdc.stores.lake_reader import read_target
 from cdc.table import Column, TableSchema, TableState
+from cdc.targets.lake_reader import read_target
 from pipelines.sinks.contract import Published, TableRecord, TargetState
 from pipelines.sinks.delta.delta_target import DeltaTarget
 from pipelines.sinks.delta.schema_evolution import ColumnChange

@@ -16,8 +16,8 @@ from deltalake.exceptions import DeltaError
 
 from cdc.errors import SinkUnavailable
 from cdc.position import Position
-from cdc.stores.published_record import Published, TargetState
 from cdc.table import Column
+from cdc.targets.published_record import Published, TargetState
 from pipelines.sinks.delta.settings import Writer
 from pipelines.sinks.delta.sink import DeltaSink
 from tests.contracts.folded import ORDERS, batch, gone, put

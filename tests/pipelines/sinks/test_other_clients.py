@@ -18,8 +18,8 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from cdc.stores.lake_reader import read_target
-from cdc.stores.published_record import TableRecord
+from cdc.targets.lake_reader import read_target
+from cdc.targets.published_record import TableRecord
 from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.delta_target import DeltaTarget
 from pipelines.sinks.delta.latest_state_strategy import LatestState

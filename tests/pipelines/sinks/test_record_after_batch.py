@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from cdc.errors import SchemaNotApplicable
-from cdc.stores.published_record import TableRecord, TargetState
 from cdc.table import TableState
+from cdc.targets.published_record import TableRecord, TargetState
 from pipelines.sinks.record_after_batch import check_captured, failed_record, is_done, key_required, missing_base
 from tests.contracts.folded import batch
 from tests.log.rows import schema_of

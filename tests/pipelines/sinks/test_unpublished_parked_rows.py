@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cdc.stores.dead_letter_rows import ParkedRow
+from cdc.targets.dead_letter_rows import ParkedRow
 from pipelines.sinks.unpublished_parked_rows import UnpublishedParkedRows
 
 

@@ -7,9 +7,9 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.fs import DeltaStorageHandler
 
-from cdc.stores.lake_reader import read_target
-from cdc.stores.published_record import Published
 from cdc.target_names import published_uri
+from cdc.targets.lake_reader import read_target
+from cdc.targets.published_record import Published
 from pipelines.sinks.delta.delta_target import DeltaTarget
 from pipelines.sinks.delta.maintenance import TargetMaintenance, UpkeepSettings
 from pipelines.sinks.delta.published_cuts_table import PublishedTable

@@ -11,7 +11,7 @@ import pytest
 
 from cdc.config import DeltaSinkDefinition
 from cdc.config.delta_sink import Unrepresentable
-from cdc.stores.lake_reader import read_target
+from cdc.targets.lake_reader import read_target
 from pipelines.dead_letters.quarantine import Quarantine
 from pipelines.sinks.delta.kind import delta_settings
 from pipelines.sinks.delta.settings import type_policy

@@ -19,8 +19,8 @@ from cdc.catalog import Catalog, ProcessReport
 from cdc.config import Definition, load_definition
 from cdc.postgres.connection import connect
 from cdc.postgres.tables import match_tables, read_schema
-from cdc.stores.published_record import Published, TableRecord
 from cdc.table import TableSchema
+from cdc.targets.published_record import Published, TableRecord
 from pipelines.verification.compare_table import TableVerdict
 from pipelines.verification.verify import VerifyOptions, VerifyReport, verify
 

@@ -10,8 +10,8 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 
 from cdc.position import Position
-from cdc.stores.lake_reader import Lake
-from cdc.stores.search_index_reader import SearchIndex
+from cdc.targets.lake_reader import Lake
+from cdc.targets.search_index_reader import SearchIndex
 from pipelines.verification.log_rows import FoldedLog
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import run_sql

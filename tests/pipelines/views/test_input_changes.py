@@ -9,7 +9,7 @@ import pyarrow as pa
 from cdc.log.computed_views import InputVersion
 from cdc.log.reader import LogReader
 from cdc.position import Position
-from cdc.stores.published_record import Published, TableRecord
+from cdc.targets.published_record import Published, TableRecord
 from pipelines.views.input_changes import changed_keys, distinct, usable_inputs
 from tests.pipelines.shop_pipeline import COPY, END, ITEMS, ORDERS, change, make_shop
 

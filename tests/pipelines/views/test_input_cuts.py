@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from threading import Thread
 
-from cdc.stores.published_record import Published
+from cdc.targets.published_record import Published
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.views.input_cuts import InputCuts

@@ -19,8 +19,8 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from cdc import failpoint
-from cdc.stores.published_record import Published
 from cdc.table import TableState
+from cdc.targets.published_record import Published
 from pipelines.views.view_computation import ComputationLimits
 from tests.fixtures.waiting import until
 from tests.pipelines.views.shop_tables import ITEMS, ORDERS, TABLES

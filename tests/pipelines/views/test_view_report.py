@@ -8,7 +8,7 @@ import pytest
 
 from cdc import metrics
 from cdc.errors import SinkUnavailable
-from cdc.stores.published_record import Published
+from cdc.targets.published_record import Published
 from pipelines.runtime.sink_status_reporter import SinkFigures
 from pipelines.views.view_computation import Work
 from pipelines.views.view_engine import ViewFigures

@@ -19,8 +19,8 @@ from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter
 from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
-from cdc.stores.published_record import Published
 from cdc.table import Column, TableSchema
+from cdc.targets.published_record import Published
 from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.sink_status_reporter import SinkFigures

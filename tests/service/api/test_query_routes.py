@@ -16,7 +16,7 @@ import pytest
 
 from cdc.catalog import Catalog
 from cdc.service.api.app import create_app
-from cdc.stores.read_only_guard import kernel_version
+from cdc.targets.read_only_guard import kernel_version
 from tests.fixtures.one_table_lake import OneTableLake
 from tests.fixtures.waiting import until
 from tests.service.pipeline import NAME, TOKEN, definition

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from cdc.config import SinkRule
-from cdc.stores.lake_reader import read_target
+from cdc.targets.lake_reader import read_target
 from pipelines.sinks.contract import TargetState
 from pipelines.sinks.delta.new_data_files import DataFile, TargetFolder, statistics
 from pipelines.sinks.delta.settings import DeltaSettings, Writer

@@ -9,7 +9,7 @@ from deltalake import DeltaTable
 
 from cdc import atomic_file
 from cdc.atomic_file import SyncFailed
-from cdc.stores.published_record import Published
+from cdc.targets.published_record import Published
 from pipelines.sinks.delta.commit_sync import CommitSync, files_of_commits
 from pipelines.sinks.delta.settings import Writer
 from pipelines.sinks.delta.sink import DeltaSink

@@ -9,8 +9,8 @@ import pytest
 from deltalake import DeltaTable
 
 from cdc.errors import MissingBase, ValueNotRepresentable
-from cdc.stores.dead_letter_rows import DeadLetterEntry, ParkedRow, read_entries
-from cdc.stores.published_record import Published, TableRecord
+from cdc.targets.dead_letter_rows import DeadLetterEntry, ParkedRow, read_entries
+from cdc.targets.published_record import Published, TableRecord
 from pipelines.sinks.delta.dead_letters import DeadLetterTable, refused_changes, refused_rows
 from pipelines.sinks.delta.merge_source import BaseLookup
 from pipelines.sinks.delta.target_columns import RowShape, TablePlans

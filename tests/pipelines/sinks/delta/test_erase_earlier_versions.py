@@ -8,7 +8,7 @@ from deltalake import DeltaTable
 from deltalake.fs import DeltaStorageHandler
 
 from cdc.errors import SinkUnavailable
-from cdc.stores.lake_reader import read_target
+from cdc.targets.lake_reader import read_target
 from pipelines.sinks.delta.erase_earlier_versions import erase_earlier, is_marked, mark_to_erase
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink

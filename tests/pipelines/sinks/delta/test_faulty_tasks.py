@@ -18,7 +18,7 @@ from cdc.config import DeltaSinkDefinition
 from cdc.errors import SinkFenced
 from cdc.log.reader import LogReader
 from cdc.position import Position
-from cdc.stores.published_record import TableRecord
+from cdc.targets.published_record import TableRecord
 from pipelines.folding.folded_parts import FoldedParts, Piece
 from pipelines.sink_loop import SinkLoop
 from pipelines.sinks.contract import TableBatch

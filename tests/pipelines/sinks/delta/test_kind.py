@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cdc.config import DeltaSinkDefinition
-from cdc.stores.published_record import TableRecord
+from cdc.targets.published_record import TableRecord
 from pipelines.sinks.delta.kind import DeltaKind, delta_settings
 from pipelines.sinks.delta.settings import Writer
 from tests.contracts.folded import ORDERS

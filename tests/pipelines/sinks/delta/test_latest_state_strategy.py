@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cdc.stores.lake_reader import read_target
-from cdc.stores.published_record import Published, TableRecord
+from cdc.targets.lake_reader import read_target
+from cdc.targets.published_record import Published, TableRecord
 from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.delta_target import ERASED, DeltaTarget
 from pipelines.sinks.delta.settings import DeltaSettings, Writer

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from cdc.stores.published_record import TableRecord, TargetState
+from cdc.targets.published_record import TableRecord, TargetState
 from tests.pipelines.shop_pipeline import END, ITEMS, ShopPipeline, make_shop
 from tests.pipelines.shop_pipeline import ORDERS as RELATION
 

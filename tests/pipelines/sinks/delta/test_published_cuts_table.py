@@ -10,10 +10,10 @@ from deltalake import DeltaTable, write_deltalake
 
 from cdc.errors import SinkFenced, SinkOfAnotherLog
 from cdc.position import Position
-from cdc.stores.cut_retention import KEEP_ALL_AT_MOST
-from cdc.stores.lake_reader import PUBLISHED_SCHEMA, Lake, list_cuts, read_published
-from cdc.stores.published_record import Published, TableRecord
 from cdc.target_names import published_uri, record_of_views
+from cdc.targets.cut_retention import KEEP_ALL_AT_MOST
+from cdc.targets.lake_reader import PUBLISHED_SCHEMA, Lake, list_cuts, read_published
+from cdc.targets.published_record import Published, TableRecord
 from pipelines.sinks.delta.delta_log_cleanup import CHECKPOINT_EVERY
 from pipelines.sinks.delta.published_cuts_table import CLEAN_EVERY, PublishedTable
 from tests.fixtures.s3 import KEY, KEY_ID, S3

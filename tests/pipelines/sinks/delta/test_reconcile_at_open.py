@@ -9,7 +9,7 @@ import pytest
 from deltalake import DeltaTable
 
 from cdc.errors import Reaction, TargetUnusable
-from cdc.stores.published_record import Published, TableRecord, TargetState
+from cdc.targets.published_record import Published, TableRecord, TargetState
 from pipelines.sinks.delta.reconcile_at_open import open_part, parked_upto, readable_versions, with_target_position
 from pipelines.sinks.delta.sink import DeltaSink
 from tests.contracts.folded import ORDERS, batch, put

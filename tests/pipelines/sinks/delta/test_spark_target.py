@@ -13,8 +13,8 @@ from pyspark.sql import SparkSession
 
 from cdc.errors import DeltaJarMissing, TargetUnusable
 from cdc.position import Position
-from cdc.stores.published_record import TargetState
-from cdc.stores.unsupported_table_features import unsupported_features
+from cdc.targets.published_record import TargetState
+from cdc.targets.unsupported_table_features import unsupported_features
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.sinks.delta.spark_target import can_write_delta, frame_of, require_delta, transaction

@@ -9,8 +9,8 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from cdc.errors import Reaction, TargetUnusable
-from cdc.stores.lake_reader import read_target
-from cdc.stores.published_record import Published, TableRecord
+from cdc.targets.lake_reader import read_target
+from cdc.targets.published_record import Published, TableRecord
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.sinks.delta.staged_targets import StagedDelta, by_target, remove

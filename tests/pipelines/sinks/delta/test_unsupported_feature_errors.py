@@ -10,7 +10,7 @@ from deltalake import DeltaTable
 
 from cdc.config.delta_sink import WriterChoice
 from cdc.errors import TargetUnusable
-from cdc.stores.published_record import TargetState
+from cdc.targets.published_record import TargetState
 from pipelines.sinks.delta.maintenance import UpkeepSettings
 from tests.contracts.folded import batch, put
 from tests.pipelines.shop_pipeline import END, make_shop

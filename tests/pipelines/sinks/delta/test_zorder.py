@@ -13,7 +13,7 @@ import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
 
 from cdc.config import SinkRule
-from cdc.stores.published_record import Published, TableRecord
+from cdc.targets.published_record import Published, TableRecord
 from pipelines.sinks.delta.delta_target import APP_ID, DeltaTarget
 from pipelines.sinks.delta.maintenance import ORDERED, TargetMaintenance, UpkeepSettings, ZOrdering
 from pipelines.sinks.delta.published_cuts_table import KeptCut

@@ -9,9 +9,9 @@ import pytest
 import tantivy
 
 from cdc.config import SearchRule
-from cdc.stores.dead_letter_rows import Image, ParkedRow
-from cdc.stores.published_record import Published, TableRecord
-from cdc.stores.search_index_reader import DocumentRules, layout, parked_rows, stored_rules
+from cdc.targets.dead_letter_rows import Image, ParkedRow
+from cdc.targets.published_record import Published, TableRecord
+from cdc.targets.search_index_reader import DocumentRules, layout, parked_rows, stored_rules
 from pipelines.sinks.search.document_shape import DocumentShapes
 from pipelines.sinks.search.documents import (
     DeadLetterDocuments,

@@ -14,7 +14,7 @@ import tantivy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.stores.search_index_reader import IndexedColumn, decode_image, document_id, layout, stored_image
+from cdc.targets.search_index_reader import IndexedColumn, decode_image, document_id, layout, stored_image
 from pipelines.sinks.search.row_documents import BYTES_AT_ONCE, ROWS_AT_ONCE, RowDocuments, row_parts, rows_schema
 
 COLUMNS = {

@@ -15,8 +15,8 @@ import tantivy
 from cdc.config import DeadLetterSettings, SearchRule, SearchSettings
 from cdc.errors import TargetRulesChanged
 from cdc.failpoint import VARIABLE
-from cdc.stores.published_record import Published, TargetState
-from cdc.stores.search_index_reader import RULES_ID, SearchIndex
+from cdc.targets.published_record import Published, TargetState
+from cdc.targets.search_index_reader import RULES_ID, SearchIndex
 from pipelines.dead_letters.quarantine import Quarantine
 from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.search.document_shape import DocumentShapes

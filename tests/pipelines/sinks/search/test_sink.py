@@ -15,9 +15,9 @@ import pytest
 from cdc.config import SearchSettings
 from cdc.errors import MissingBase, SchemaNotApplicable, SinkFenced, SinkOfAnotherLog, SinkUnavailable
 from cdc.failpoint import VARIABLE
-from cdc.stores.published_record import TargetState
-from cdc.stores.search_index_reader import PUBLISHED_ID, SearchIndex
 from cdc.table import Column, ReplicaIdentity, TableSchema, TableState
+from cdc.targets.published_record import TargetState
+from cdc.targets.search_index_reader import PUBLISHED_ID, SearchIndex
 from pipelines.sinks.contract import Published, TableBatch, TableRecord
 from pipelines.sinks.search.document_shape import DocumentShapes
 from pipelines.sinks.search.documents import replace_reserved

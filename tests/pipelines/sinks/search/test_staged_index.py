@@ -9,8 +9,8 @@ import pytest
 
 from cdc.config import SearchSettings
 from cdc.errors import SinkUnavailable
-from cdc.stores.search_index_reader import SearchIndex
 from cdc.table import TableSchema
+from cdc.targets.search_index_reader import SearchIndex
 from pipelines.sinks.contract import Published
 from pipelines.sinks.search.document_shape import DocumentShapes
 from pipelines.sinks.search.sink import SearchSink

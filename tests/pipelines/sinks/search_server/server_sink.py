@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 
 from cdc.config import SearchSinkDefinition
-from cdc.stores.search_server.reader import SearchServerReader
+from cdc.targets.search_server.reader import SearchServerReader
 from pipelines.sinks.contract import Published, TableBatch, TableRecord
 from pipelines.sinks.search_server.sink import SearchServerSink
 from tests.contracts.folded import ORDERS

@@ -15,7 +15,7 @@ from cdc.errors import (
     SearchRequestRefused,
     SinkUnavailable,
 )
-from cdc.stores.search_server.client import SearchClient
+from cdc.targets.search_server.client import SearchClient
 from pipelines.sinks.search_server.bulk_writer import BulkWriter, Line
 from tests.fixtures.http_relay import Answer, CutAnswer, DropRequest, EditItems, HttpRelay, LoseAnswer, RejectItems
 from tests.fixtures.search_sinks import search_sink

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cdc.stores.search_server.index_mapping import document_columns
-from cdc.stores.search_server.index_names import document_key
+from cdc.targets.search_server.index_mapping import document_columns
+from cdc.targets.search_server.index_names import document_key
 from pipelines.sinks.search.document_shape import DocumentShapes
 from pipelines.sinks.search.row_documents import ROWS_AT_ONCE
 from pipelines.sinks.search_server.bulk_writer import Line

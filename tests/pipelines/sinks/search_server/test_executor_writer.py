@@ -21,8 +21,8 @@ from cdc.config import SearchSinkDefinition
 from cdc.config.search_server import SearchServer
 from cdc.errors import DocumentRefused, IndexMissing, MissingBase, TooManyMovedRows
 from cdc.position import Position
-from cdc.stores.search_server.index_mapping import document_columns
 from cdc.table import TableState
+from cdc.targets.search_server.index_mapping import document_columns
 from pipelines.folding.fold import FOLDED_ARROW
 from pipelines.folding.folded_parts import PIECES, FoldedParts, FoldedTable, Piece, pieces_of
 from pipelines.sinks.contract import Published, TableBatch, TableRecord

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from cdc.errors import SinkError, SinkFenced, SinkOfAnotherLog
-from cdc.stores.dead_letter_rows import ParkedRow
-from cdc.stores.published_record import Published, TableRecord, TargetState
-from cdc.stores.search_server.client import SearchClient
-from cdc.stores.search_server.sink_state import SinkState
+from cdc.targets.dead_letter_rows import ParkedRow
+from cdc.targets.published_record import Published, TableRecord, TargetState
+from cdc.targets.search_server.client import SearchClient
+from cdc.targets.search_server.sink_state import SinkState
 from pipelines.sinks.search_server.publisher import Publisher, open_publisher
 from pipelines.sinks.unpublished_parked_rows import UnpublishedParkedRows
 from tests.contracts.folded import ORDERS

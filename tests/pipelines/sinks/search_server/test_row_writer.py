@@ -8,8 +8,8 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from cdc.stores.search_server.document_values import parse_document
-from cdc.stores.search_server.index_mapping import document_columns
+from cdc.targets.search_server.document_values import parse_document
+from cdc.targets.search_server.index_mapping import document_columns
 from pipelines.sinks.search.document_shape import DocumentShapes
 from pipelines.sinks.search_server.document_lines import TableIndex, document_lines
 from tests.contracts.folded import ID, ITEM, ORDERS, PRICE, batch, column, folded, gone, part, put

@@ -16,9 +16,9 @@ from cdc.errors import (
     SinkFenced,
     TargetRulesChanged,
 )
-from cdc.stores.published_record import Published, TargetState
-from cdc.stores.search_server.reader import SearchServerReader
 from cdc.table import TableState
+from cdc.targets.published_record import Published, TargetState
+from cdc.targets.search_server.reader import SearchServerReader
 from pipelines.dead_letters.quarantine import Quarantine
 from pipelines.sinks.search_server.sink import SearchServerSink
 from tests.contracts.folded import ID, ITEM, ORDERS, PRICE, Row, batch, column, gone, part, put

@@ -8,8 +8,8 @@ from threading import Event, Thread
 import pytest
 
 from cdc.errors import SinkFenced
-from cdc.stores.published_record import Published
-from cdc.stores.search_server.reader import SearchServerReader
+from cdc.targets.published_record import Published
+from cdc.targets.search_server.reader import SearchServerReader
 from pipelines.sinks.search_server.sink import SearchServerSink
 from pipelines.sinks.search_server.staged_indexes import StagedSearchServer
 from tests.contracts.folded import ORDERS, batch, gone, part, put

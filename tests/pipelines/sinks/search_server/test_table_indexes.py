@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from cdc.errors import IndexFieldLimitExceeded, IndexMappingConflict, IndexOfAnotherOwner
-from cdc.stores.search_server.client import SearchClient
+from cdc.targets.search_server.client import SearchClient
 from pipelines.sinks.search.document_shape import DocumentShapes
 from pipelines.sinks.search_server.row_writer import open_row_writer
 from pipelines.sinks.search_server.table_indexes import TableIndexes
