@@ -37,8 +37,8 @@ WORDS: Final = {
 ENDINGS: Final = (".py", ".md", ".yaml", ".yml", ".html", ".sql", ".service", ".toml")
 RIGHT: Final[dict[tuple[str, str], str]] = {
     ("cdc/capture/initial_snapshot.py", "beside"): "`snapshot.beside` is a field of a definition",
-    ("cdc/log/bucket_files.py", "lacks"): "a message of an object store that a pattern matches",
-    ("cdc/log/bucket_files.py", "tell"): "a method of Python's file interface",
+    ("cdc/bucket_files.py", "lacks"): "a message of an object store that a pattern matches",
+    ("cdc/bucket_files.py", "tell"): "a method of Python's file interface",
     ("cdc/log/table_io.py", "tell"): "a method of Python's file interface",
     ("cdc/README.md", "beside"): "`snapshot.beside` is a key of definitions",
     ("cdc/cli/consumers.py", "held"): "`holds_bytes` is a JSON field",

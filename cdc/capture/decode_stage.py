@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self
 
+from cdc.bucket_files import Root
 from cdc.capture.schema_tracker import CaptureFilter, SchemaTracker
 from cdc.capture.settings import SourceSettings
 from cdc.capture.spool import Spool
-from cdc.log.bucket_files import Root
 from cdc.log.encoded_chunk import PlacedChunk
 from cdc.log.reader import LogReader
 from cdc.log_row import DDL_PREFIX, WATERMARK_PREFIX

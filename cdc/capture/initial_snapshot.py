@@ -25,6 +25,7 @@ from typing import Any, Final
 
 import structlog
 
+from cdc.bucket_files import Root
 from cdc.capture.commit_outside_stream import SnapshotCommit
 from cdc.capture.resume_checks import lineage_of
 from cdc.capture.settings import SourceSettings
@@ -32,7 +33,6 @@ from cdc.capture.slot_belongs_to_log import SlotClaim, check_adopted, check_repl
 from cdc.config.source import Snapshot
 from cdc.errors import LogFenced, PreflightFailed, UnreadableRow
 from cdc.failpoint import hit
-from cdc.log.bucket_files import Root
 from cdc.log.epoch_and_slot_records import read_pending_epoch, remove_pending_epoch, write_slot_record
 from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from cdc.bucket_files import Root
 from cdc.config import Definition
 from cdc.config.source import OnFailover, Snapshot, SnapshotMode, Undecodable
-from cdc.log.bucket_files import Root
 from cdc.log.trim_plan import Retention
 from cdc.log.writer import SegmentLimits
 from cdc.postgres.publication import PublicationControl

@@ -16,9 +16,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Self
 
+from cdc.bucket_files import Root
 from cdc.capture.resume_checks import check_slot_kind, check_source, has_all_transactions, lsn_to_confirm
 from cdc.errors import LogFenced, SlotInUse, SlotNotCreated, SlotNotOwned, SourceError, UnexpectedSlot
-from cdc.log.bucket_files import Root
 from cdc.log.disk_format import CommitInfo
 from cdc.log.epoch_and_slot_records import SlotRecord, read_slot_record, write_slot_record
 from cdc.log.reader import LogReader

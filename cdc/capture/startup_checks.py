@@ -15,6 +15,7 @@ from shlex import quote
 from typing import Final, NamedTuple
 
 from cdc import atomic_file, metrics
+from cdc.bucket_files import BucketPath, has_conditional_create
 from cdc.capture.resume_checks import captured_oids, check_source
 from cdc.capture.slot_belongs_to_log import SlotClaim, check_adopted, check_replaceable, check_slot_name
 from cdc.catalog import Catalog
@@ -47,7 +48,6 @@ from cdc.errors import (
     complete_remedy,
 )
 from cdc.file_modes import is_exposed
-from cdc.log.bucket_files import BucketPath, has_conditional_create
 from cdc.log.epoch_and_slot_records import read_pending_epoch
 from cdc.log.fenced_table import check_writable_format
 from cdc.log.reader import LogReader

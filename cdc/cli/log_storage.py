@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
+    from cdc.bucket_files import Root
     from cdc.catalog.commands import Command
     from cdc.config import Definition
-    from cdc.log.bucket_files import Root
     from cdc.log.disk_format import LogFile
     from cdc.log.reader import LogReader
     from cdc.service.log_status_records import ConsumerLine, LogStatus, SegmentLine, VacuumReport

@@ -18,6 +18,7 @@ from pydantic import (
     model_validator,
 )
 
+from cdc.bucket_files import Root
 from cdc.config.delta_sink import DeltaSinkDefinition
 from cdc.config.destinations import Delivery
 from cdc.config.documents import Document
@@ -40,7 +41,6 @@ from cdc.config.units import Bytes, Seconds, SecondsOrOff
 from cdc.config.verification import Verification, VerificationOrOff
 from cdc.config.views import View
 from cdc.errors import ServiceUnprotected
-from cdc.log.bucket_files import Root
 from cdc.table import matches
 
 

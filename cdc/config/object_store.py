@@ -9,11 +9,11 @@ from typing import Annotated, Any, Final, Self
 
 from pydantic import AfterValidator, Field, ValidationError
 
+from cdc.bucket_files import Root, as_root
 from cdc.config.field_types import Location, Model, Switch, invalid
 from cdc.config.interpolation import interpolate
 from cdc.config.secret import HIDDEN, Secret
 from cdc.errors import InvalidDefinition
-from cdc.log.bucket_files import Root, as_root
 
 _S3: Final = {
     "endpoint": "aws_endpoint",

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
 from cdc import atomic_file
+from cdc.bucket_files import Root
 from cdc.config.deliveries import DeliverySettings
 from cdc.errors import CdcError, DeadLetterLimitExceeded, DeliveryFenced, DeliveryOfAnotherLog, ProgressDamaged
 from cdc.log import consumers
-from cdc.log.bucket_files import Root
 from cdc.position import ChangePosition, Position
 
 FOLDER: Final = "_deliveries"

@@ -10,10 +10,10 @@ from typing import Final
 
 import structlog
 
+from cdc.boot_clock import BootTimestamp
+from cdc.bucket_files import Root, as_root
 from cdc.errors import CdcError
 from cdc.log import consumers
-from cdc.log.boot_clock import BootTimestamp
-from cdc.log.bucket_files import Root, as_root
 from cdc.log.consumers import Consumer
 from cdc.position import Position
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from cdc import atomic_file
+from cdc.boot_clock import BootTimestamp
+from cdc.bucket_files import Root, as_root
 from cdc.errors import LogCorrupt
-from cdc.log.boot_clock import BootTimestamp
-from cdc.log.bucket_files import Root, as_root
 from cdc.position import Position
 
 FOLDER: Final = "_consumers"
@@ -42,7 +42,7 @@ class Consumer:
     seen_at: int = 0
     """Time of the consumer's last report, in microseconds UTC."""
     boot: str = ""
-    """Boot id of the machine at the last report; `up_us` counts from that boot (`cdc.log.boot_clock`)."""
+    """Boot id of the machine at the last report; `up_us` counts from that boot (`cdc.boot_clock`)."""
     up_us: int = 0
 
     def __post_init__(self) -> None:

@@ -21,9 +21,9 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from cdc import atomic_file
+from cdc.bucket_files import Root
 from cdc.errors import LogCorrupt
 from cdc.failpoint import hit
-from cdc.log.bucket_files import Root
 from cdc.log.checkpoint_rows import UnknownActions, encode_checkpoint, later_rows
 from cdc.log.delta_actions import decode_commit
 from cdc.log.delta_commits import commit_file

@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 from cdc import atomic_file
+from cdc.bucket_files import Root, as_root
 from cdc.errors import LogCorrupt
-from cdc.log.bucket_files import Root, as_root
 from cdc.lsn import Lsn
 
 SLOT_RECORD_FILE: Final = "_slot.json"

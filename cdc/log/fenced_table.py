@@ -31,10 +31,10 @@ import structlog
 from deltalake import DeltaTable, Schema
 
 from cdc import atomic_file
+from cdc.bucket_files import BucketPath, Root, options_of, storage_errors
 from cdc.errors import LogCorrupt, LogFenced, LogFormatUnknown, LogUnwritable
 from cdc.failpoint import hit
 from cdc.file_modes import make_private_directory
-from cdc.log.bucket_files import BucketPath, Root, options_of, storage_errors
 from cdc.log.delta_actions import (
     Action,
     add_action,

@@ -15,9 +15,9 @@ from typing import Final
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import CommitProperties, PostCommitHookProperties, Transaction
 
+from cdc.bucket_files import Root
 from cdc.errors import LogError, LogFenced
 from cdc.failpoint import hit
-from cdc.log.bucket_files import Root
 from cdc.log.disk_format import CHANGES, COMPACTED, FORMAT, LogIdentity, format_of
 from cdc.log.fenced_table import sync_commit
 from cdc.log.table_io import is_table, last_commit_info, open_table, transaction_version

@@ -17,9 +17,9 @@ import pyarrow as pa
 import structlog
 from deltalake.exceptions import DeltaError
 
+from cdc.bucket_files import BucketPath, Root, as_root
 from cdc.byte_queue import QueueClosed
 from cdc.errors import CdcError, LogCorrupt
-from cdc.log.bucket_files import BucketPath, Root, as_root
 from cdc.log.small_file_rewrite import RewritingWriter, SmallFileRewriter
 from cdc.log.trim_plan import REQUEST_FILE, Retention, TrimPlan, plan_trim
 from cdc.log.vacuum import vacuum

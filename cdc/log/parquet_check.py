@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from cdc.bucket_files import BucketPath, Root, as_root
 from cdc.errors import LogCorrupt
-from cdc.log.bucket_files import BucketPath, Root, as_root
 from cdc.log.disk_format import LogFile
 from cdc.log.table_io import can_read_in_threads, parquet_file
 from cdc.log_row import LOG_SCHEMA

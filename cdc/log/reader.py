@@ -19,9 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from cdc.bucket_files import BucketPath, Root, as_root, storage_errors
 from cdc.errors import LogCorrupt, LogError
 from cdc.log import read_plan
-from cdc.log.bucket_files import BucketPath, Root, as_root, storage_errors
 from cdc.log.compacted_table import CompactedState, read_compacted_state
 from cdc.log.delta_commits import commit_file
 from cdc.log.disk_format import CHANGES, COMPACTED, CommitInfo, LogFile, LogIdentity, format_of, trimmed_id

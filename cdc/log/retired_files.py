@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Final, Self
 
 from cdc import atomic_file
+from cdc.boot_clock import BootTimestamp
+from cdc.bucket_files import Root, as_root
 from cdc.errors import LogCorrupt
-from cdc.log.boot_clock import BootTimestamp
-from cdc.log.bucket_files import Root, as_root
 from cdc.log.disk_format import CHANGES, COMPACTED, segment_of
 
 FOLDER: Final = "_leaving"
@@ -41,7 +41,7 @@ class RemovedFiles:
     size: int = 0
     """Total size of the files in bytes; 0 in records that an older version of cdc wrote."""
     boot: str = ""
-    """Boot id of the machine that set `seen_at`; `up_us` counts from that boot (`cdc.log.boot_clock`)."""
+    """Boot id of the machine that set `seen_at`; `up_us` counts from that boot (`cdc.boot_clock`)."""
     up_us: int = 0
 
     def __post_init__(self) -> None:

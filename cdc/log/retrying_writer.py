@@ -20,9 +20,9 @@ import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
 from cdc.back_off import BackOff
+from cdc.bucket_files import Root, as_root
 from cdc.errors import LogCorrupt, LogError, LogFenced, LogUnreachable, LogUnwritable
 from cdc.failpoint import hit
-from cdc.log.bucket_files import Root, as_root
 from cdc.log.disk_format import CHANGES, CommitInfo, LogIdentity
 from cdc.log.writer import EncodedFile, LogWriter, SegmentLimits, StagedFile, encode_files
 from cdc.position import Position

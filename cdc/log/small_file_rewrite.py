@@ -20,9 +20,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import structlog
 
+from cdc.bucket_files import Root, as_root
 from cdc.errors import LogCorrupt
 from cdc.log import lost_range_records
-from cdc.log.bucket_files import Root, as_root
 from cdc.log.disk_format import CHANGES, GROUP, ORDER, SMALL_GROUP, LogFile, delta_statistics
 from cdc.log.reader import LogReader, read_file
 from cdc.log.table_io import write_parquet

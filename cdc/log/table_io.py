@@ -17,8 +17,8 @@ from deltalake.exceptions import DeltaError
 
 from cdc import atomic_file
 from cdc.array_pool import ArrayPool
+from cdc.bucket_files import BucketPath, Options, Root, as_root, options_of, storage_errors
 from cdc.errors import LogCorrupt, LogInaccessible
-from cdc.log.bucket_files import BucketPath, Options, Root, as_root, options_of, storage_errors
 from cdc.log.delta_actions import decode_commit
 from cdc.log.delta_commits import commit_file
 from cdc.log.disk_format import GROUP, PARQUET

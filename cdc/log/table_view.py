@@ -12,8 +12,8 @@ from typing import Any, Final
 import pyarrow as pa
 from deltalake import DeltaTable
 
+from cdc.bucket_files import BucketPath, Root
 from cdc.errors import LogCorrupt
-from cdc.log.bucket_files import BucketPath, Root
 from cdc.log.delta_actions import decode_commit
 from cdc.log.delta_checkpoint import last_checkpoint
 from cdc.log.delta_commits import commit_file

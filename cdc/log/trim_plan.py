@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from cdc.log.boot_clock import SECOND
-from cdc.log.bucket_files import Root, as_root
+from cdc.boot_clock import SECOND
+from cdc.bucket_files import Root, as_root
 from cdc.log.compacted_table import secured_horizon
 from cdc.log.consumers import Consumer, list_consumers
 from cdc.log.disk_format import COMPACTED, LogFile

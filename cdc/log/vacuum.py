@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final
 
+from cdc.boot_clock import SECOND, BootTimestamp
+from cdc.bucket_files import Root, as_root
 from cdc.log import consumers, retired_files
-from cdc.log.boot_clock import SECOND, BootTimestamp
-from cdc.log.bucket_files import Root, as_root
 from cdc.log.disk_format import CHANGES, COMPACTED, CommitInfo
 from cdc.log.fenced_table import FencedTable
 from cdc.log.retired_files import RemovedFiles

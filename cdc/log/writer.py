@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc import atomic_file
+from cdc.bucket_files import Root, as_root
 from cdc.errors import LogCorrupt, LogFenced
 from cdc.failpoint import hit
 from cdc.log import retired_files
-from cdc.log.bucket_files import Root, as_root
 from cdc.log.compacted_table import secured_horizon
 from cdc.log.disk_format import (
     CHANGES,

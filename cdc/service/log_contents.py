@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+from cdc.bucket_files import Root, as_root
 from cdc.errors import LogError, UnknownName
-from cdc.log.bucket_files import Root, as_root
 from cdc.log.compacted_table import read_compacted_state
 from cdc.log.disk_format import CHANGES, LogFile
 from cdc.log.inspection import SegmentListing, SegmentSummary, outline

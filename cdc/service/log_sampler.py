@@ -14,8 +14,8 @@ from importlib import import_module
 from threading import Lock, Thread
 from typing import Any, Final
 
+from cdc.bucket_files import BucketPath, Root
 from cdc.errors import CdcError, LogError
-from cdc.log.bucket_files import BucketPath, Root
 from cdc.service.log_status_records import LogState, LogStatus
 from cdc.service.problem import Problem
 

@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, TypeVar
 
+from cdc.bucket_files import Root, as_root
 from cdc.errors import CdcError, ConfigError, LogCorrupt, LogTrimmed, LogUnwritable
 from cdc.log import consumers
-from cdc.log.bucket_files import Root, as_root
 from cdc.log.compacted_table import CompactedState, Run, last_commit, read_compacted_state
 from cdc.log.consumers import Consumer
 from cdc.log.inspection import SegmentListing

@@ -18,9 +18,9 @@ from uuid import uuid4
 
 import pyarrow as pa
 
+from cdc.bucket_files import Root
 from cdc.errors import ConfigError, SnapshotInvalidated
 from cdc.failpoint import hit
-from cdc.log.bucket_files import Root
 from cdc.log_row import LOG_SCHEMA, Operation
 from cdc.position import Position
 from cdc.postgres.backfill_selection import bounded_read, missing_keys

@@ -23,10 +23,10 @@ import pyarrow.compute as pc
 import structlog
 
 from cdc import atomic_file
+from cdc.bucket_files import BucketPath, Root
 from cdc.config import Secret
 from cdc.errors import ConfigError, LogCorrupt, LogUnwritable
 from cdc.failpoint import hit
-from cdc.log.bucket_files import BucketPath, Root
 from cdc.log_row import Operation
 from cdc.pgoutput.decoder_events import SignalSeen
 from cdc.table import TableSchema

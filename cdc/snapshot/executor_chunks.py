@@ -47,9 +47,9 @@ from enum import StrEnum
 from typing import Any, Final, Self
 from uuid import uuid4
 
+from cdc.bucket_files import BucketPath, Root
 from cdc.config.source import Undecodable
 from cdc.file_modes import make_private_directory
-from cdc.log.bucket_files import BucketPath, Root
 from cdc.log.table_io import encode, write_encoded
 from cdc.pgoutput.load_kernels import load_copy_kernels
 from cdc.postgres.chunk_queries import (

@@ -17,11 +17,11 @@ from threading import Event, Thread
 from types import TracebackType
 from typing import Any, Final, Self
 
+from cdc.bucket_files import Root
 from cdc.catalog import Catalog
 from cdc.catalog.commands import JOB_LEASE, Command
 from cdc.catalog.process_lease import leased
 from cdc.errors import CdcError, CopyExecutorFailed, LogCorrupt, SnapshotInvalidated, error_of_code
-from cdc.log.bucket_files import Root
 from cdc.log.encoded_chunk import EncodedChunk
 from cdc.log_row import LOG_SCHEMA
 from cdc.postgres.chunk_queries import BlockRange

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow.compute as pc
 
-from cdc.log.bucket_files import Root
+from cdc.bucket_files import Root
 from cdc.log.reader import LogReader, read_file
 from cdc.log_row import HEARTBEAT_PREFIX, Operation
 from cdc.position import Position

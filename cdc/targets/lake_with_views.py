@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
+from cdc.bucket_files import Root
 from cdc.config.delta_sink import DeltaSinkDefinition
 from cdc.errors import CutUnavailable
-from cdc.log.bucket_files import Root
 from cdc.log.computed_views import ComputedFrom, cut_of_commit
 from cdc.log.reader import LogReader
 from cdc.position import Position

@@ -14,10 +14,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from cdc.bucket_files import Root
 from cdc.config import Definition, DeltaSinkDefinition
 from cdc.config.sinks import queried_sinks
 from cdc.errors import ConfigError, CutUnavailable, PositionNotReached, UnknownName
-from cdc.log.bucket_files import Root
 from cdc.position import Position
 from cdc.targets.awaited_position import POLL, AwaitedPosition
 from cdc.targets.cut_retention import format_time

@@ -16,9 +16,9 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from cdc import atomic_file
+from cdc.bucket_files import Root, as_root
 from cdc.failpoint import hit
 from cdc.log import consumers
-from cdc.log.bucket_files import Root, as_root
 from cdc.log.compacted_table import CompactedWriter, Run, WrittenFile
 from cdc.log.delta_commits import commit_file
 from cdc.log.disk_format import CHANGES, LogFile

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 
 from cdc import metrics
+from cdc.bucket_files import Root
 from cdc.catalog import Catalog
 from cdc.catalog.commands import COMPACT, Command
 from cdc.config import Definition
 from cdc.errors import CdcError, LogError
-from cdc.log.bucket_files import Root
 from cdc.log.compacted_table import read_compacted_state
 from cdc.log.reader import LogReader, log_exists
 from cdc.log.trim_plan import request_trim

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.log.bucket_files import Root, as_root
+from cdc.bucket_files import Root, as_root
 from cdc.log.compacted_table import WrittenFile
 from cdc.log.disk_format import ORDER, LogFile, delta_statistics
 from cdc.log.file_selection import split

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from threading import Event, Thread
 from typing import Final
 
+from cdc.bucket_files import Root
 from cdc.config.sinks import DefinedSink
-from cdc.log.bucket_files import Root
 from cdc.log.consumer_registration import ALIVE_EVERY, ConsumerRegistration
 from cdc.log.reader import LogReader
 from cdc.position import Position

@@ -24,7 +24,7 @@ from pipelines.views.changed_rows import ROWS, all_new, check_key, differences
 from pipelines.views.kept_rows import old_rows, view_rows
 
 if TYPE_CHECKING:
-    from cdc.log.bucket_files import Root
+    from cdc.bucket_files import Root
     from cdc.table import TableSchema
     from pipelines.folding.folded_parts import Piece
 

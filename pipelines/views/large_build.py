@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from cdc.bucket_files import Root, remove_folder
 from cdc.failpoint import hit
-from cdc.log.bucket_files import Root, remove_folder
 from cdc.log.computed_views import InputVersion
 from cdc.log.file_selection import TableSelection
 from cdc.log.table_io import open_data_file

@@ -19,8 +19,8 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc.bucket_files import Root, remove_folder
 from cdc.failpoint import hit
-from cdc.log.bucket_files import Root, remove_folder
 from cdc.log.computed_views import ComputedFrom
 from cdc.log.disk_format import CommitSource, LogFile, LogIdentity
 from cdc.log.file_selection import TableSelection

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cdc.log.bucket_files import Root
+from cdc.bucket_files import Root
 from cdc.log.disk_format import CommitInfo
 from cdc.log.writer import LogWriter, SegmentLimits, StagedFile
 from cdc.log_row import LOG_SCHEMA

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from cdc.bucket_files import BucketPath
 from cdc.log import consumers
-from cdc.log.bucket_files import BucketPath
 from cdc.log.consumers import Consumer
 from cdc.log.disk_format import FORMAT
 from cdc.log.reader import LogReader

@@ -15,10 +15,10 @@ from deltalake import DeltaTable
 from obstore.exceptions import UnknownConfigurationKeyError
 from obstore.store import from_url
 
+from cdc.bucket_files import CLIENT, BucketPath, as_root, options_of
 from cdc.config import load_definition
 from cdc.config.object_store import Storage, storage_keys
 from cdc.errors import LogError
-from cdc.log.bucket_files import CLIENT, BucketPath, as_root, options_of
 
 KEY = "c2VjcmV0LWtleQ=="
 """As Azure's are: base64."""

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cdc.bucket_files import Root, as_root
 from cdc.delivery.progress import FOLDER, ParkedKey, Progress, ProgressFile, delivery_uuid, order_key
 from cdc.errors import DeliveryFenced, DeliveryOfAnotherLog, EventRefused, ProgressDamaged
-from cdc.log.bucket_files import Root, as_root
 from cdc.position import ChangePosition, Position
 from tests.fixtures.s3 import S3
 

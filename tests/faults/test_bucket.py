@@ -9,10 +9,10 @@ from threading import Event, Thread
 
 import pytest
 
+from cdc.bucket_files import BucketPath
 from cdc.capture.startup_checks import storage_problems
 from cdc.config import Definition, load_definition
 from cdc.errors import LogFenced, LogInaccessible, LogUnreachable
-from cdc.log.bucket_files import BucketPath
 from cdc.log.reader import LogReader
 from cdc.log.retrying_writer import RetryingWriter
 from cdc.log.writer import LogWriter

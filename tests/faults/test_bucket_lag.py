@@ -8,9 +8,9 @@ from threading import Event
 
 import pytest
 
+from cdc.bucket_files import BucketPath
 from cdc.errors import LogFenced, LogUnreachable
 from cdc.log.audit.verify import verify
-from cdc.log.bucket_files import BucketPath
 from cdc.log.reader import LogReader
 from cdc.log.retired_files import list_removals
 from cdc.log.retrying_writer import RetryingWriter

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from cdc.bucket_files import Root
 from cdc.catalog import Catalog
-from cdc.log.bucket_files import Root
 from cdc.log.reader import LogReader
 from cdc.table import TableState
 from tests.cli.command import spawn

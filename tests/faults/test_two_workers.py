@@ -19,7 +19,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from cdc.log.bucket_files import BucketPath
+from cdc.bucket_files import BucketPath
 from cdc.log.writer import LogWriter
 from cdc.position import Position
 from cdc.targets.lake_reader import Lake, read_target

@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from cdc.log.bucket_files import Root
+from cdc.bucket_files import Root
 from cdc.log.compacted_table import CompactedWriter, WrittenFile
 from cdc.log.disk_format import delta_statistics
 from cdc.log.reader import LogReader, read_file

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cdc.log.bucket_files import Root
+from cdc.bucket_files import Root
 from cdc.log.compacted_table import read_compacted_state
 from cdc.log.disk_format import CHANGES, COMPACTED
 from cdc.log.reader import LogReader

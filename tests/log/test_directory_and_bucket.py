@@ -8,10 +8,10 @@ from threading import Event
 
 import pytest
 
+from cdc.bucket_files import Root
 from cdc.errors import LogError, LogFenced, LogFormatUnknown
 from cdc.log import consumers, maintenance_worker
 from cdc.log.audit.verify import verify
-from cdc.log.bucket_files import Root
 from cdc.log.compacted_table import CompactedWriter, read_compacted_state
 from cdc.log.consumers import Consumer
 from cdc.log.delta_checkpoint import checkpoint, checkpoint_in_bucket

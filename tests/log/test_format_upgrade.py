@@ -9,10 +9,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from cdc.bucket_files import Root
 from cdc.errors import LogError, LogFenced, LogFormatUnknown
 from cdc.log.audit.delta_tables import parse_commit
 from cdc.log.audit.verify import verify
-from cdc.log.bucket_files import Root
 from cdc.log.compacted_table import CompactedWriter, read_compacted_state
 from cdc.log.delta_commits import commit_file
 from cdc.log.disk_format import CHANGES, COMPACTED, FORMAT, LogIdentity, format_of

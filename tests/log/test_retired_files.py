@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from cdc.boot_clock import SECOND, BootTimestamp
 from cdc.errors import LogCorrupt
-from cdc.log.boot_clock import SECOND, BootTimestamp
 from cdc.log.retired_files import (
     FOLDER,
     RemovedFiles,

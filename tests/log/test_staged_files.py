@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from cdc.bucket_files import Root
 from cdc.log import retired_files
-from cdc.log.bucket_files import Root
 from cdc.log.disk_format import CHANGES, CommitInfo
 from cdc.log.reader import LogReader
 from cdc.log.vacuum import remove_staged_files

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.log.boot_clock import SECOND, BootTimestamp
+from cdc.boot_clock import SECOND, BootTimestamp
 from cdc.log.consumers import Consumer
 from cdc.log.disk_format import COMPACTED, LogFile
 from cdc.log.retired_files import RemovedFiles

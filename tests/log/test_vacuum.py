@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from cdc.boot_clock import BootTimestamp
 from cdc.errors import LogCorrupt
-from cdc.log.boot_clock import BootTimestamp
 from cdc.log.consumers import Consumer, register
 from cdc.log.reader import LogReader
 from cdc.log.retired_files import list_removals, record_removal

@@ -8,7 +8,7 @@ from random import Random
 
 import pyarrow as pa
 
-from cdc.log.bucket_files import Root
+from cdc.bucket_files import Root
 from cdc.log.writer import LogWriter, SegmentLimits
 from pipelines.folding.fold import fold
 from tests.log.rows import IDENTITY, info, schema_of

@@ -19,12 +19,12 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from cdc.bucket_files import Root
 from cdc.errors import ConfigError, LogCorrupt, LogFenced
 from cdc.failpoint import hit
 from cdc.log import lost_range_records, parquet_check, retired_files
 from cdc.log.audit import delta_tables
 from cdc.log.audit.rows import CommitClaim, FileContents
-from cdc.log.bucket_files import Root
 from cdc.log.compacted_table import CompactedWriter, read_compacted_state, secured_horizon
 from cdc.log.disk_format import CHANGES, COMPACTED, ORDER, CommitInfo, LogFile, delta_statistics
 from cdc.log.fenced_table import FencedTable

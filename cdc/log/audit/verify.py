@@ -14,13 +14,13 @@ import numpy as np
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
+from cdc.bucket_files import Root
 from cdc.errors import LogCorrupt, LogError
 from cdc.log import lost_range_records, parquet_check
 from cdc.log.audit import delta_tables
 from cdc.log.audit.delta_tables import FOREIGN_WRITER_REMEDY, RESTORE_REMEDY, LogTables
 from cdc.log.audit.finding import AuditFinding, DamageKind
 from cdc.log.audit.rows import CommitClaim, FileContents, Gap, Place, SchemaVersions, Transactions
-from cdc.log.bucket_files import Root
 from cdc.log.disk_format import CHANGES, COMPACTED
 from cdc.log.parquet_check import UnreadablePart
 from cdc.log.table_io import is_table

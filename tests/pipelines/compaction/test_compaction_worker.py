@@ -12,11 +12,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from cdc import metrics
+from cdc.bucket_files import Root
 from cdc.catalog import Catalog
 from cdc.catalog.commands import COMPACT, Command, CommandState
 from cdc.config import Definition
 from cdc.config.views import View
-from cdc.log.bucket_files import Root
 from cdc.log.compacted_table import read_compacted_state
 from cdc.log.disk_format import COMPACTED
 from cdc.log.reader import LogReader

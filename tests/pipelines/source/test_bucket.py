@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from cdc.bucket_files import BucketPath
 from cdc.errors import InvalidDefinition
-from cdc.log.bucket_files import BucketPath
 from cdc.log.compacted_table import read_compacted_state
 from cdc.log.writer import LogWriter
 from pipelines.compaction.compaction_steps import CompactionLimits, compact

@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from deltalake.exceptions import CommitFailedError
 from pyroaring import BitMap
 
-from cdc.log.boot_clock import SECOND, BootTimestamp
+from cdc.boot_clock import SECOND, BootTimestamp
 from cdc.log.checkpoint_rows import UnknownActions, encode_checkpoint, later_rows
 from cdc.log.delta_actions import Action, decode_commit, remove_action
 from cdc.log.delta_commits import commit_path, create_commit

@@ -20,7 +20,7 @@ import pyarrow.fs as pafs
 from deltalake.fs import DeltaStorageHandler
 
 from cdc import atomic_file
-from cdc.log.bucket_files import BucketPath
+from cdc.bucket_files import BucketPath
 
 
 class TableStorage(ABC):

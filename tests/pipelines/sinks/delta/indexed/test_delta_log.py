@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pyroaring import BitMap
 from pyspark.sql import SparkSession
 
-from cdc.log.boot_clock import SECOND
+from cdc.boot_clock import SECOND
 from cdc.log.delta_actions import Action
 from cdc.log.delta_commits import commit_path
 from pipelines.sinks.delta.indexed.deletion_vectors import DamagedVector

@@ -1,4 +1,4 @@
-"""Paths in an object store, with the part of the `pathlib.Path` interface that the log uses.
+"""Paths in an object store, with the part of the `pathlib.Path` interface that cdc uses.
 
 Folders exist implicitly. A write is atomic and durable when the call returns. A missing file raises FileNotFoundError,
 as on a disk. Other failures raise LogUnreachable or LogInaccessible. LogUnreachable means that the store does not
@@ -273,7 +273,7 @@ class _RangeReader(io.RawIOBase):
 
 
 Root = Path | BucketPath
-"""Root directory of a log, on a disk or in an object store."""
+"""A file or a folder on a disk or in an object store, such as the root directory of a log."""
 
 
 def as_root(place: str | Root, options: Options = ()) -> Root:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cdc.log.boot_clock import SECOND, BootTimestamp
+from cdc.boot_clock import SECOND, BootTimestamp
 
 NOTED = BootTimestamp(1_000 * SECOND, "first", 50 * SECOND)
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from cdc.bucket_files import BucketPath, as_root, options_of, storage_errors
 from cdc.errors import LogError, LogInaccessible, LogUnreachable
-from cdc.log.bucket_files import BucketPath, as_root, options_of, storage_errors
 
 LAKE = BucketPath("s3://lake", "shop/log", (("secret_access_key", "hidden"),))
 
