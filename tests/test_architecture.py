@@ -46,6 +46,7 @@ INPUT_OUTPUT = {
 }
 LAYERS = (
     ("cdc", "the vocabulary that every package may use"),
+    ("cdc.delta_protocol", "the log of a Delta table"),
     ("cdc.log", "the change log"),
     ("cdc.log.audit", "whether the log is what was written"),
     ("cdc.config", "definition files"),
@@ -68,7 +69,7 @@ LAYERS = (
     ("pipelines.source", "the Spark data source"),
     ("pipelines.transform", "rules of a definition"),
     ("pipelines.sinks", "the contract of a sink"),
-    ("pipelines.sinks.delta.indexed", "index, deletion vectors and commits of the indexed writer"),
+    ("pipelines.sinks.delta.indexed", "index and live files of the indexed writer"),
     ("pipelines.sinks.delta", "Delta targets"),
     ("pipelines.sinks.search", "search targets"),
     ("pipelines.sinks.search_server", "search targets on a server"),
@@ -175,7 +176,7 @@ def test_only_catalog_and_migrations_import_sqlalchemy(module: Module) -> None:
 
 @of_every(*PACKAGES)
 def test_only_log_targets_and_sinks_import_deltalake(module: Module) -> None:
-    if not below(module.name, ["cdc.log", "cdc.targets", "pipelines.sinks"]):
+    if not below(module.name, ["cdc.delta_protocol", "cdc.log", "cdc.targets", "pipelines.sinks"]):
         assert imports_any(module, "deltalake") == set()
 
 
@@ -367,7 +368,7 @@ def test_exactly_one_module_makes_a_delta_commit_file() -> None:
     making = {module.name for module in modules("cdc", "pipelines") if "encode_commit" in module.names}
     naming = {module.name for module in modules("cdc", "pipelines") if COMMIT_NAME.search(module.text)}
 
-    assert making == naming == {"cdc.log.delta_commits"}
+    assert making == naming == {"cdc.delta_protocol.commits"}
 
 
 @of_every("cdc", "pipelines")

@@ -15,10 +15,10 @@ from deltalake import DeltaTable
 
 from cdc import atomic_file
 from cdc.bucket_files import Root, as_root, remove_folder
+from cdc.delta_protocol.actions import Action
 from cdc.errors import LogCorrupt, LogFenced
 from cdc.failpoint import hit
 from cdc.log import retired_files
-from cdc.log.delta_actions import Action
 from cdc.log.disk_format import (
     CHANGES,
     COMPACTED,

@@ -32,10 +32,7 @@ from deltalake import DeltaTable, Schema
 
 from cdc import atomic_file
 from cdc.bucket_files import BucketPath, Root, options_of, storage_errors
-from cdc.errors import LogCorrupt, LogFenced, LogFormatUnknown, LogUnwritable
-from cdc.failpoint import hit
-from cdc.file_modes import make_private_directory
-from cdc.log.delta_actions import (
+from cdc.delta_protocol.actions import (
     Action,
     add_action,
     commit_info,
@@ -43,8 +40,11 @@ from cdc.log.delta_actions import (
     remove_action,
     txn_action,
 )
-from cdc.log.delta_checkpoint import checkpoint, checkpoint_in_bucket, last_checkpoint
-from cdc.log.delta_commits import commit_file, create_commit, replace_commit, rewrite_commit
+from cdc.delta_protocol.checkpoints import checkpoint, checkpoint_in_bucket, last_checkpoint
+from cdc.delta_protocol.commits import commit_file, create_commit, replace_commit, rewrite_commit
+from cdc.errors import LogCorrupt, LogFenced, LogFormatUnknown, LogUnwritable
+from cdc.failpoint import hit
+from cdc.file_modes import make_private_directory
 from cdc.log.disk_format import FORMAT, PROPERTIES, TABLE_SCHEMA, LogIdentity, format_of, segment_of
 from cdc.log.table_io import (
     add_actions,

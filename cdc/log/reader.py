@@ -20,10 +20,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from cdc.bucket_files import BucketPath, Root, as_root, storage_errors
+from cdc.delta_protocol.commits import commit_file
 from cdc.errors import LogCorrupt, LogError
 from cdc.log import read_plan
 from cdc.log.compacted_table import CompactedState, read_compacted_state
-from cdc.log.delta_commits import commit_file
 from cdc.log.disk_format import CHANGES, COMPACTED, CommitInfo, LogFile, LogIdentity, format_of, trimmed_id
 from cdc.log.file_selection import EVERY_ROW, MAX_BYTES, TableSelection
 from cdc.log.parquet_check import unreadable_file_error

@@ -18,9 +18,9 @@ from deltalake.exceptions import DeltaError
 from cdc import atomic_file
 from cdc.array_pool import ArrayPool
 from cdc.bucket_files import BucketPath, Options, Root, as_root, options_of, storage_errors
+from cdc.delta_protocol.actions import decode_commit
+from cdc.delta_protocol.commits import commit_file
 from cdc.errors import LogCorrupt, LogInaccessible
-from cdc.log.delta_actions import decode_commit
-from cdc.log.delta_commits import commit_file
 from cdc.log.disk_format import GROUP, PARQUET
 
 _LOG: Final = "_delta_log"

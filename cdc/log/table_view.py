@@ -13,10 +13,10 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from cdc.bucket_files import BucketPath, Root
+from cdc.delta_protocol.actions import decode_commit
+from cdc.delta_protocol.checkpoints import last_checkpoint
+from cdc.delta_protocol.commits import commit_file
 from cdc.errors import LogCorrupt
-from cdc.log.delta_actions import decode_commit
-from cdc.log.delta_checkpoint import last_checkpoint
-from cdc.log.delta_commits import commit_file
 from cdc.log.disk_format import LogFile, log_file_of_action, log_file_of_add
 from cdc.log.table_io import add_actions, last_commit_info, open_table, transaction_version, update_table
 

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cdc import atomic_file
 from cdc.bucket_files import Root, as_root
+from cdc.delta_protocol.commits import commit_file
 from cdc.failpoint import hit
 from cdc.log import consumers
 from cdc.log.compacted_table import CompactedWriter, Run, WrittenFile
-from cdc.log.delta_commits import commit_file
 from cdc.log.disk_format import CHANGES, LogFile
 from cdc.log.fenced_table import sync_commit
 from cdc.log.reader import LogReader

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from cdc.delta_protocol.checkpoints import HINT
 from cdc.log.compacted_table import read_compacted_state
-from cdc.log.delta_checkpoint import HINT
 from cdc.log.disk_format import CHANGES, COMPACTED
 from cdc.log.fenced_table import CHECKPOINT_EVERY
 from cdc.log.maintenance_worker import RetentionWorker

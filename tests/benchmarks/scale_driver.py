@@ -18,6 +18,8 @@ from typing import Any, Final
 import numpy as np
 from pyroaring import BitMap
 
+from cdc.delta_protocol.deletion_vectors import encode
+from cdc.delta_protocol.table_storage import storage_of
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.table import TableSchema
@@ -26,9 +28,7 @@ from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.delta_target import DeltaTarget, TxnMarker
 from pipelines.sinks.delta.executor_key_search import NewVector
 from pipelines.sinks.delta.executor_upsert import commit_upsert, is_older
-from pipelines.sinks.delta.indexed.deletion_vectors import encode
 from pipelines.sinks.delta.indexed.delta_log import LiveFiles
-from pipelines.sinks.delta.indexed.table_storage import storage_of
 from pipelines.sinks.delta.new_data_files import DataFile
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink

@@ -13,9 +13,9 @@ from pathlib import Path
 from threading import Event
 from typing import Any, Final
 
+from cdc.delta_protocol.checkpoints import KEEP
 from cdc.log import consumers, retired_files
 from cdc.log.consumers import Consumer
-from cdc.log.delta_checkpoint import KEEP
 from cdc.log.disk_format import CHANGES, COMPACTED
 from cdc.log.fenced_table import CHECKPOINT_EVERY
 from cdc.log.reader import LogReader

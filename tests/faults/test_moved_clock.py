@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from cdc.delta_protocol.commits import commit_file
 from cdc.errors import LogFenced
-from cdc.log.delta_commits import commit_file
 from cdc.log.disk_format import CHANGES, COMPACTED
 from cdc.log.reader import LogReader
 from cdc.log.trim_plan import Retention

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from cdc import atomic_file
 from cdc.errors import CdcError
-from pipelines.sinks.delta.indexed.table_storage import storage_of
+from cdc.delta_protocol.table_storage import storage_of
 from tests.pipelines.cold_log import log_writer
 
 root = Path(sys.argv[1])

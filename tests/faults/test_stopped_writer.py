@@ -10,9 +10,9 @@ from threading import Event
 
 import pytest
 
+from cdc.delta_protocol.checkpoints import KEEP, last_checkpoint
 from cdc.errors import LogFenced
 from cdc.failpoint import VARIABLE
-from cdc.log.delta_checkpoint import KEEP, last_checkpoint
 from cdc.log.disk_format import CHANGES, COMPACTED
 from cdc.log.fenced_table import CHECKPOINT_EVERY
 from cdc.log.reader import LogReader

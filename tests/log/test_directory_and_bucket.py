@@ -9,13 +9,13 @@ from threading import Event
 import pytest
 
 from cdc.bucket_files import Root
+from cdc.delta_protocol.checkpoints import checkpoint, checkpoint_in_bucket
+from cdc.delta_protocol.commits import commit_file
 from cdc.errors import LogError, LogFenced, LogFormatUnknown
 from cdc.log import consumers, maintenance_worker
 from cdc.log.audit.verify import verify
 from cdc.log.compacted_table import CompactedWriter, read_compacted_state
 from cdc.log.consumers import Consumer
-from cdc.log.delta_checkpoint import checkpoint, checkpoint_in_bucket
-from cdc.log.delta_commits import commit_file
 from cdc.log.disk_format import CHANGES, COMPACTED, FORMAT, segment_of
 from cdc.log.epoch_and_slot_records import PendingEpoch, read_pending_epoch, remove_pending_epoch, write_pending_epoch
 from cdc.log.format_upgrade import MigrationResult, migrate_log

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable, TableFeatures
 
+from cdc.delta_protocol.commits import commit_file
 from cdc.errors import LogFormatUnknown
 from cdc.log.compacted_table import read_compacted_state
-from cdc.log.delta_commits import commit_file
 from cdc.log.disk_format import CHANGES, COMPACTED
 from cdc.log.fenced_table import FencedTable
 from cdc.log.reader import LogReader

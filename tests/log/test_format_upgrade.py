@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 
 from cdc.bucket_files import Root
+from cdc.delta_protocol.commits import commit_file
 from cdc.errors import LogError, LogFenced, LogFormatUnknown
 from cdc.log.audit.delta_tables import parse_commit
 from cdc.log.audit.verify import verify
 from cdc.log.compacted_table import CompactedWriter, read_compacted_state
-from cdc.log.delta_commits import commit_file
 from cdc.log.disk_format import CHANGES, COMPACTED, FORMAT, LogIdentity, format_of
 from cdc.log.format_upgrade import STEPS, MigrationResult, describe, migrate_log
 from cdc.log.reader import LogReader

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cdc.delta_protocol.commits import commit_file
 from cdc.errors import LogCorrupt, LogFenced
-from cdc.log.delta_commits import commit_file
 from cdc.log.disk_format import CHANGES, GROUP, SMALL_GROUP, LogFile
 from cdc.log.reader import LogReader
 from cdc.log.retired_files import list_removals

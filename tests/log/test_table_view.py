@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cdc.delta_protocol.checkpoints import checkpoint
+from cdc.delta_protocol.commits import commit_file
 from cdc.errors import LogCorrupt
-from cdc.log.delta_checkpoint import checkpoint
-from cdc.log.delta_commits import commit_file
 from cdc.log.disk_format import CHANGES, trimmed_id
 from cdc.log.fenced_table import CHECKPOINT_EVERY
 from cdc.log.table_io import open_table

@@ -19,11 +19,11 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from cdc.bucket_files import BucketPath, Root
+from cdc.delta_protocol.commits import commit_file, commit_name
 from cdc.errors import LogCorrupt
 from cdc.log import consumers, epoch_and_slot_records, retired_files
 from cdc.log.audit.finding import AuditFinding, DamageKind
 from cdc.log.audit.rows import CommitClaim
-from cdc.log.delta_commits import commit_file, commit_name
 from cdc.log.disk_format import CHANGES, COMPACTED, CommitInfo, LogIdentity, floor_id, trimmed_id
 from cdc.log.parquet_check import open_for_random_access
 from cdc.log.table_io import (

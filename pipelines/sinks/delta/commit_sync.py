@@ -15,10 +15,10 @@ from typing import Final
 from urllib.parse import unquote
 
 from cdc import atomic_file
-from cdc.log.delta_actions import Action, decode_commit
-from cdc.log.delta_checkpoint import HINT
-from cdc.log.delta_commits import commit_file
-from pipelines.sinks.delta.indexed.deletion_vectors import path_of
+from cdc.delta_protocol.actions import Action, decode_commit
+from cdc.delta_protocol.checkpoints import HINT
+from cdc.delta_protocol.commits import commit_file
+from cdc.delta_protocol.deletion_vectors import path_of
 
 LOG: Final = "_delta_log"
 

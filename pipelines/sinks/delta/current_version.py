@@ -22,12 +22,12 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from cdc.config import SchemaChanges
+from cdc.delta_protocol.commits import commit_path
+from cdc.delta_protocol.table_storage import storage_of
 from cdc.errors import SinkUnavailable
-from cdc.log.delta_commits import commit_path
 from cdc.table import TableSchema
 from pipelines.sinks.delta.damage_errors import reading
 from pipelines.sinks.delta.delta_log_cleanup import CHECKPOINT_EVERY, is_newest
-from pipelines.sinks.delta.indexed.table_storage import storage_of
 from pipelines.sinks.delta.schema_evolution import ColumnChange
 from pipelines.sinks.delta.table_properties import TableMetadata
 

@@ -15,8 +15,8 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
+from cdc.delta_protocol.deletion_vectors import DamagedVector
 from cdc.errors import LogError, SinkUnavailable, TargetDamaged
-from pipelines.sinks.delta.indexed.deletion_vectors import DamagedVector
 from pipelines.sinks.delta.indexed.delta_log import DirectoryReplaced
 from pipelines.sinks.delta.unsupported_feature_errors import translate_refusals
 

@@ -22,10 +22,10 @@ from typing import Any, Final
 
 import structlog
 
+from cdc.delta_protocol.actions import Action, decode_commit
+from cdc.delta_protocol.checkpoints import HINT
+from cdc.delta_protocol.commits import commit_file
 from cdc.errors import TargetDamaged
-from cdc.log.delta_actions import Action, decode_commit
-from cdc.log.delta_checkpoint import HINT
-from cdc.log.delta_commits import commit_file
 from pipelines.sinks.delta.commit_sync import LOG, added_files, remove_commits
 
 TXN_NAMED: Final = "cdc.txn"

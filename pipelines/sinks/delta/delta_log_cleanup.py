@@ -19,11 +19,11 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from cdc import atomic_file
+from cdc.delta_protocol.checkpoints import HINT, checkpoint_at, version_of
+from cdc.delta_protocol.commits import commit_file
+from cdc.delta_protocol.table_storage import storage_of
 from cdc.failpoint import hit
-from cdc.log.delta_checkpoint import HINT, checkpoint_at, version_of
-from cdc.log.delta_commits import commit_file
 from pipelines.sinks.delta.indexed.delta_log import LiveFiles, vector_paths
-from pipelines.sinks.delta.indexed.table_storage import storage_of
 
 _LOG_FILE: Final = re.compile(r"_delta_log/(\d{20})\.(?:json|crc|checkpoint(?:\.\d{10}\.\d{10})?\.parquet)\Z")
 _CHECKPOINT: Final = re.compile(r"_delta_log/(\d{20})\.checkpoint\.parquet\Z")

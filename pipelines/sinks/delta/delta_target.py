@@ -24,9 +24,10 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.schema import Schema
 from deltalake.transaction import AddAction
 
+from cdc.delta_protocol.actions import commit_info
+from cdc.delta_protocol.table_storage import storage_of
 from cdc.errors import SchemaNotApplicable, TargetDamaged
 from cdc.failpoint import hit
-from cdc.log.delta_actions import commit_info
 from cdc.table import TableSchema
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, column_name
 from cdc.targets.path_ownership import LOG_ID, check_free, check_owner, foreign_table_error
@@ -36,7 +37,6 @@ from pipelines.sinks.delta.damage_errors import reading
 from pipelines.sinks.delta.damaged_commits import TXN_NAMED
 from pipelines.sinks.delta.delta_log_cleanup import CHECKPOINT_EVERY
 from pipelines.sinks.delta.indexed.delta_log import LiveFiles, LogNotReadable
-from pipelines.sinks.delta.indexed.table_storage import storage_of
 from pipelines.sinks.delta.schema_evolution import (
     ColumnChange,
     EvolutionPlan,

@@ -17,8 +17,8 @@ import structlog
 from deltalake import DeltaTable
 from deltalake.fs import DeltaStorageHandler
 
+from cdc.delta_protocol.checkpoint_rows import RETENTION
 from cdc.failpoint import hit
-from cdc.log.checkpoint_rows import RETENTION
 from pipelines.sinks.delta.delta_log_cleanup import (
     LOG,
     expired_log_files,

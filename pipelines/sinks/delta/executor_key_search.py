@@ -24,15 +24,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyroaring import BitMap
 
+from cdc.delta_protocol.deletion_vectors import Descriptor, decode, encode, rows_of
+from cdc.delta_protocol.table_storage import TableStorage, storage_of
 from cdc.target_names import OP_COLUMN, ORDINAL_COLUMN, POSITION_COLUMN
 from pipelines.folding.key_parts import split_by_part
 from pipelines.runtime.executor_code import forwarding_errors, raising_task_errors
 from pipelines.sinks.delta.damage_errors import reading_files
-from pipelines.sinks.delta.indexed.deletion_vectors import Descriptor, decode, encode, rows_of
 from pipelines.sinks.delta.indexed.delta_log import LiveFile
 from pipelines.sinks.delta.indexed.key_hashes import hash_keys
 from pipelines.sinks.delta.indexed.key_index import KeyHashes, KeyRun, file_and_row, places_of
-from pipelines.sinks.delta.indexed.table_storage import TableStorage, storage_of
 from pipelines.sinks.delta.stored_columns import StoredColumns, first_rows, open_data_file, read_group
 
 if TYPE_CHECKING:

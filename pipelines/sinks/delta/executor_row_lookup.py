@@ -16,17 +16,17 @@ import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap
 
+from cdc.delta_protocol.deletion_vectors import rows_of
+from cdc.delta_protocol.table_storage import storage_of
 from cdc.target_names import OP_COLUMN, ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN
 from pipelines.folding.folded_parts import FoldedParts
 from pipelines.folding.key_parts import from_ipc, split_by_part, to_ipc
 from pipelines.runtime.executor_code import forwarding_errors
 from pipelines.sinks.delta.damage_errors import reading_files
 from pipelines.sinks.delta.executor_key_search import ALL_ROWS, ENTRIES, FindableRows, KeySearch, SearchedFiles
-from pipelines.sinks.delta.indexed.deletion_vectors import rows_of
 from pipelines.sinks.delta.indexed.delta_log import LiveFile, LiveFiles, LogNotReadable
 from pipelines.sinks.delta.indexed.key_hashes import can_hash
 from pipelines.sinks.delta.indexed.key_index import places_of
-from pipelines.sinks.delta.indexed.table_storage import storage_of
 from pipelines.sinks.delta.indexed_writer import FEATURES
 from pipelines.sinks.delta.spark_target import SORTED_JOIN, frame_at, spark_schema
 from pipelines.sinks.delta.stored_columns import StoredColumns, first_rows, open_data_file

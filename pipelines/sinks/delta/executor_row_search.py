@@ -18,16 +18,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from cdc.delta_protocol.deletion_vectors import Descriptor, decode, rows_of
+from cdc.delta_protocol.table_storage import TableStorage, storage_of
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN
 from pipelines.folding.key_parts import split_by_part
 from pipelines.folding.keyless_fold import keep_latest_per_id
 from pipelines.runtime.executor_code import forwarding_errors
 from pipelines.sinks.delta.damage_errors import reading_files
-from pipelines.sinks.delta.indexed.deletion_vectors import Descriptor, decode, rows_of
 from pipelines.sinks.delta.indexed.delta_log import LiveFile
 from pipelines.sinks.delta.indexed.key_hashes import canonical_text, hash_keys
 from pipelines.sinks.delta.indexed.key_index import KeyHashes, KeyRun
-from pipelines.sinks.delta.indexed.table_storage import TableStorage, plain_schema, storage_of
+from pipelines.sinks.delta.indexed.plain_schema import plain_schema
 from pipelines.sinks.delta.merge_source import is_after
 from pipelines.sinks.delta.target_columns import POSITION_KEY
 

@@ -22,8 +22,9 @@ import pyarrow.compute as pc
 from deltalake.exceptions import CommitFailedError
 from pyroaring import BitMap
 
+from cdc.delta_protocol.actions import Action, add_action, commit_info, txn_action
+from cdc.delta_protocol.table_storage import storage_of
 from cdc.failpoint import hit
-from cdc.log.delta_actions import Action, add_action, commit_info, txn_action
 from cdc.table import TableState
 from cdc.target_names import POSITION_COLUMN, RELATION_COLUMN
 from pipelines.runtime.executor_code import forwarding_errors
@@ -35,7 +36,6 @@ from pipelines.sinks.delta.executor_key_search import ALL_ROWS, ENTRIES, KeySear
 from pipelines.sinks.delta.executor_merge import ExecutorMerge
 from pipelines.sinks.delta.indexed.delta_log import LiveFile, LiveFiles, LogNotReadable
 from pipelines.sinks.delta.indexed.key_hashes import can_hash
-from pipelines.sinks.delta.indexed.table_storage import storage_of
 from pipelines.sinks.delta.indexed_writer import refusal
 from pipelines.sinks.delta.merge_source import has_float_key
 from pipelines.sinks.delta.new_data_files import DataFile, TargetFolder

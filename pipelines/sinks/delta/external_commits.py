@@ -12,11 +12,11 @@ from typing import Final
 
 import structlog
 
-from cdc.log.delta_actions import Action, decode_commit
-from cdc.log.delta_commits import commit_path
+from cdc.delta_protocol.actions import Action, decode_commit
+from cdc.delta_protocol.commits import commit_path
+from cdc.delta_protocol.table_storage import storage_of
 from pipelines.runtime.sink_status_reporter import ExternalCommit, ExternalCommitReport
 from pipelines.sinks.delta.delta_target import APP_ID, DeltaTarget
-from pipelines.sinks.delta.indexed.table_storage import storage_of
 
 MISSING: Final = "UNKNOWN"
 """Operation that is reported for a commit if the commit names none, or if its file was removed from `_delta_log`.

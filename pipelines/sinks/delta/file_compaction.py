@@ -22,16 +22,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyroaring import BitMap
 
+from cdc.delta_protocol.actions import Action, add_action, commit_info
+from cdc.delta_protocol.deletion_vectors import encode, rows_of
+from cdc.delta_protocol.table_storage import TableStorage
 from cdc.failpoint import hit
-from cdc.log.delta_actions import Action, add_action, commit_info
-from pipelines.sinks.delta.indexed.deletion_vectors import encode, rows_of
 from pipelines.sinks.delta.indexed.delta_log import (
     ATTEMPTS,
     LiveFile,
     LiveFiles,
     new_data_path,
 )
-from pipelines.sinks.delta.indexed.table_storage import TableStorage, plain_schema
+from pipelines.sinks.delta.indexed.plain_schema import plain_schema
 from pipelines.sinks.delta.new_data_files import SAMPLE_ROWS, FileStatistics, parquet_options
 
 DELETED: Final = 6

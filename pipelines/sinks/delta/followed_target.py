@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc.delta_protocol.deletion_vectors import DamagedVector, rows_of
+from cdc.delta_protocol.table_storage import storage_of
 from cdc.target_names import RELATION_COLUMN
-from pipelines.sinks.delta.indexed.deletion_vectors import DamagedVector, rows_of
 from pipelines.sinks.delta.indexed.delta_log import LiveFile, LiveFiles, LogNotReadable
-from pipelines.sinks.delta.indexed.table_storage import storage_of
 from pipelines.sinks.delta.merge_source import comparable
 from pipelines.sinks.delta.table_version import RowsNotReadable, TableVersion
 

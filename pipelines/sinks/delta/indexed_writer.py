@@ -33,15 +33,16 @@ import pyarrow.parquet as pq
 from deltalake.exceptions import CommitFailedError
 from pyroaring import BitMap
 
+from cdc.delta_protocol.actions import Action, add_action, commit_info
+from cdc.delta_protocol.deletion_vectors import encode, rows_of
+from cdc.delta_protocol.table_storage import TableStorage
 from cdc.failpoint import hit
-from cdc.log.delta_actions import Action, add_action, commit_info
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN
 from pipelines.sinks.delta import file_compaction
 from pipelines.sinks.delta.background_indexing import BackgroundIndexing, IndexingThread
 from pipelines.sinks.delta.damaged_commits import TXN_NAMED
 from pipelines.sinks.delta.file_compaction import RewrittenFile
 from pipelines.sinks.delta.file_search import WantedKeys, concatenated, may_have_keys
-from pipelines.sinks.delta.indexed.deletion_vectors import encode, rows_of
 from pipelines.sinks.delta.indexed.delta_log import (
     ATTEMPTS,
     LiveFile,
@@ -51,7 +52,6 @@ from pipelines.sinks.delta.indexed.delta_log import (
 )
 from pipelines.sinks.delta.indexed.key_hashes import hash_keys
 from pipelines.sinks.delta.indexed.key_index import ON_DISK, FoundRows, KeyHashes, KeyIndex, PreparedRun
-from pipelines.sinks.delta.indexed.table_storage import TableStorage
 from pipelines.sinks.delta.new_data_files import SMALL_SAMPLE_ROWS, parquet_options, statistics
 from pipelines.sinks.delta.target_columns import OP, POSITION_KEY
 from pipelines.sinks.delta.target_layout import DELETION_VECTORS, rows_by_partition

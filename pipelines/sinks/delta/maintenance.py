@@ -21,8 +21,9 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from deltalake.fs import DeltaStorageHandler
 
+from cdc.delta_protocol.checkpoint_rows import RETENTION
+from cdc.delta_protocol.deletion_vectors import FOLDER as VECTORS
 from cdc.failpoint import hit
-from cdc.log.checkpoint_rows import RETENTION
 from cdc.target_names import RELATION_COLUMN
 from cdc.targets.cut_retention import KEEP_ALL_FOR
 from pipelines.sinks.delta.background_rewriter import MERGE_ABOVE, SMALL, BackgroundRewriter
@@ -34,7 +35,6 @@ from pipelines.sinks.delta.delta_log_cleanup import (
     remove_old_commits,
 )
 from pipelines.sinks.delta.delta_target import DeltaTarget
-from pipelines.sinks.delta.indexed.deletion_vectors import FOLDER as VECTORS
 from pipelines.sinks.delta.indexed.delta_log import RECENT
 from pipelines.sinks.delta.published_cuts_table import KeptCut
 from pipelines.sinks.delta.target_layout import partition_text

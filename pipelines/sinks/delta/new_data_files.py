@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.fs as pafs
 from deltalake.transaction import AddAction
 
-from pipelines.sinks.delta.indexed.table_storage import storage_of
+from cdc.delta_protocol.table_storage import storage_of
 
 MAX_TEXT_BOUND: Final = 256
 """Maximum characters of a text bound; a longer lower bound is cut, a longer upper bound is left out."""

@@ -14,13 +14,13 @@ import pyarrow as pa
 import structlog
 from deltalake.exceptions import CommitFailedError
 
-from cdc.log.delta_actions import txn_action
+from cdc.delta_protocol.actions import txn_action
+from cdc.delta_protocol.table_storage import storage_of
 from pipelines.sinks.delta.damage_errors import reading_files
 from pipelines.sinks.delta.delta_log_cleanup import CHECKPOINT_EVERY
 from pipelines.sinks.delta.delta_target import DeltaTarget, TxnMarker
 from pipelines.sinks.delta.indexed.delta_log import LiveFiles, LogNotReadable
 from pipelines.sinks.delta.indexed.key_hashes import can_hash
-from pipelines.sinks.delta.indexed.table_storage import storage_of
 from pipelines.sinks.delta.indexed_writer import NO_VECTORS, IndexedRows, IndexedTable, Indexing, refusal
 from pipelines.sinks.delta.merge_source import RowFinder
 from pipelines.sinks.delta.target_layout import DELETION_VECTORS

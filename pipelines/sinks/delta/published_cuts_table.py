@@ -24,11 +24,12 @@ from deltalake.exceptions import CommitFailedError
 from deltalake.schema import Schema
 
 from cdc import atomic_file
+from cdc.delta_protocol.actions import add_action, commit_info, txn_action
+from cdc.delta_protocol.commits import create_commit
+from cdc.delta_protocol.table_storage import storage_of
 from cdc.errors import CutUnderOtherRules, SinkFenced, SinkOfAnotherLog
 from cdc.failpoint import hit
 from cdc.log.computed_views import cut_of_commit
-from cdc.log.delta_actions import add_action, commit_info, txn_action
-from cdc.log.delta_commits import create_commit
 from cdc.position import Position
 from cdc.table import TableSchema
 from cdc.target_names import record_of_views
@@ -39,7 +40,6 @@ from pipelines.sinks.delta.commit_sync import sync_commits
 from pipelines.sinks.delta.damaged_commits import remove_damaged_newest
 from pipelines.sinks.delta.delta_log_cleanup import CHECKPOINT_EVERY, is_newest, remove_old_commits, write_checkpoint
 from pipelines.sinks.delta.indexed.delta_log import LiveFile, LiveFiles, new_data_path
-from pipelines.sinks.delta.indexed.table_storage import storage_of
 from pipelines.sinks.delta.new_data_files import statistics
 from pipelines.sinks.delta.table_properties import create_table
 

@@ -10,8 +10,9 @@ from typing import Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from cdc.delta_protocol.table_storage import storage_of
 from pipelines.sinks.delta.damage_errors import reading_files
-from pipelines.sinks.delta.indexed.table_storage import plain_schema, storage_of
+from pipelines.sinks.delta.indexed.plain_schema import plain_schema
 from pipelines.sinks.delta.schema_evolution import FilledColumn, evolved_batch, read_plan
 
 

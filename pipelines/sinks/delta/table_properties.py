@@ -20,11 +20,11 @@ from deltalake import DeltaTable, TableFeatures
 from deltalake.exceptions import CommitFailedError
 from deltalake.schema import Schema
 
-from cdc.log.delta_actions import Action, commit_info, decode_commit
-from cdc.log.delta_commits import LOG_FOLDER, commit_path, create_commit
+from cdc.delta_protocol.actions import Action, commit_info, decode_commit
+from cdc.delta_protocol.commits import LOG_FOLDER, commit_path, create_commit
+from cdc.delta_protocol.table_storage import storage_of
 from cdc.targets.unsupported_table_features import unsupported_features
 from pipelines.sinks.delta.indexed.delta_log import ATTEMPTS
-from pipelines.sinks.delta.indexed.table_storage import storage_of
 from pipelines.sinks.delta.target_layout import DELETION_VECTORS, STATISTICS
 
 _NOT_NEEDED: Final = "variantType"

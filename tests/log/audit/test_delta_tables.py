@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from cdc.delta_protocol.commits import commit_file
 from cdc.log.audit.delta_tables import missing_commits, parse_commit, read_commits, read_log_tables
 from cdc.log.audit.finding import DamageKind
-from cdc.log.delta_commits import commit_file
 from cdc.log.writer import LogWriter
 from tests.log.rows import IDENTITY, LIMITS, info, row, table
 

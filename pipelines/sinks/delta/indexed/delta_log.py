@@ -26,11 +26,12 @@ from deltalake.exceptions import CommitFailedError
 from pyroaring import BitMap
 
 from cdc.boot_clock import SECOND, BootTimestamp
-from cdc.log.checkpoint_rows import UnknownActions, encode_checkpoint, later_rows
-from cdc.log.delta_actions import Action, decode_commit, remove_action
-from cdc.log.delta_commits import commit_path, create_commit
-from pipelines.sinks.delta.indexed.deletion_vectors import Descriptor, decode, path_of
-from pipelines.sinks.delta.indexed.table_storage import TableStorage, plain_schema
+from cdc.delta_protocol.actions import Action, decode_commit, remove_action
+from cdc.delta_protocol.checkpoint_rows import UnknownActions, encode_checkpoint, later_rows
+from cdc.delta_protocol.commits import commit_path, create_commit
+from cdc.delta_protocol.deletion_vectors import Descriptor, decode, path_of
+from cdc.delta_protocol.table_storage import TableStorage
+from pipelines.sinks.delta.indexed.plain_schema import plain_schema
 
 _HINT: Final = "_delta_log/_last_checkpoint"
 _CHECKPOINT: Final = re.compile(r"_delta_log/(\d{20})\.checkpoint(?:\.\d{10}\.(\d{10}))?\.parquet\Z")

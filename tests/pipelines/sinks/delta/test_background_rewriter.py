@@ -12,10 +12,10 @@ from threading import enumerate as enumerate_threads
 import pytest
 from deltalake import DeltaTable
 
+from cdc.delta_protocol.table_storage import LocalStorage
 from pipelines.sinks.delta.background_rewriter import NICE_INCREMENT, BackgroundRewriter, RewriteStopped, _Pace
 from pipelines.sinks.delta.delta_target import DeltaTarget
 from pipelines.sinks.delta.indexed.delta_log import LiveFiles
-from pipelines.sinks.delta.indexed.table_storage import LocalStorage
 from pipelines.sinks.delta.open_indexed_tables import IndexedTargets
 from tests.contracts.folded import gone, put
 from tests.pipelines.sinks.added_features import commit, items_by_id

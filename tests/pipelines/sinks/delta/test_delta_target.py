@@ -11,8 +11,8 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError
 
 from cdc.config import SchemaChanges
+from cdc.delta_protocol.actions import txn_action
 from cdc.errors import SchemaNotApplicable, TargetUnusable
-from cdc.log.delta_actions import txn_action
 from pipelines.sinks.delta.delta_target import (
     COLUMNS,
     ERASED,

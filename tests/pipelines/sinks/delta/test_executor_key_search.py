@@ -12,10 +12,10 @@ import pytest
 from pyroaring import BitMap
 from pyspark.sql import SparkSession
 
+from cdc.delta_protocol.deletion_vectors import decode, encode
+from cdc.delta_protocol.table_storage import storage_of
 from cdc.errors import TargetDamaged
 from pipelines.sinks.delta.executor_key_search import ENTRIES, KeySearch, NewVector, SearchedFile, SearchedFiles
-from pipelines.sinks.delta.indexed.deletion_vectors import decode, encode
-from pipelines.sinks.delta.indexed.table_storage import storage_of
 from pipelines.sinks.delta.stored_columns import StoredColumns
 
 SECRET = bytes(range(16))

@@ -12,6 +12,7 @@ from deltalake import DeltaTable, write_deltalake
 from pyroaring import BitMap
 from pyspark.sql import SparkSession
 
+from cdc.delta_protocol.table_storage import storage_of
 from pipelines.folding.fold import FOLDED_ARROW
 from pipelines.folding.folded_parts import FoldedParts, FoldedTable, pieces_of
 from pipelines.sinks.delta.delta_target import DeltaTarget, TxnMarker
@@ -20,7 +21,6 @@ from pipelines.sinks.delta.executor_row_lookup import PLACE, RowLookup, stored_a
 from pipelines.sinks.delta.executor_upsert import commit_written, files_to_change
 from pipelines.sinks.delta.indexed.delta_log import LiveFiles
 from pipelines.sinks.delta.indexed.key_index import file_and_row
-from pipelines.sinks.delta.indexed.table_storage import storage_of
 from pipelines.sinks.delta.stored_columns import StoredColumns
 from tests.pipelines.fold_model import log_row, to_arrow
 from tests.pipelines.sinks.delta.vector_tables import VECTORS, VectorTable, columns_of, upsert

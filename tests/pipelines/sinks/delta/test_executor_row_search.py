@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
+from cdc.delta_protocol.deletion_vectors import encode
+from cdc.delta_protocol.table_storage import storage_of
 from pipelines.folding.keyless_fold import row_ids
 from pipelines.sinks.delta.executor_row_search import StoredFile, hash_rows
-from pipelines.sinks.delta.indexed.deletion_vectors import encode
-from pipelines.sinks.delta.indexed.table_storage import storage_of
 
 KINDS: dict[pa.DataType, list[Any]] = {
     pa.float64(): [0.0, -0.0, float("nan"), 1.5],

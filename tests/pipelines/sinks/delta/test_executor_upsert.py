@@ -16,6 +16,7 @@ from pyroaring import BitMap
 from pyspark.sql import SparkSession
 
 from cdc.config import EngineChoice
+from cdc.delta_protocol.table_storage import storage_of
 from cdc.position import Position
 from cdc.table import TableState
 from pipelines.sink_loop import SinkLoop
@@ -23,7 +24,6 @@ from pipelines.sinks.delta.delta_target import DeltaTarget, TxnMarker
 from pipelines.sinks.delta.executor_key_search import NewVector, SearchedFiles
 from pipelines.sinks.delta.executor_upsert import commit_written, files_to_change, is_older, write_own_rows
 from pipelines.sinks.delta.indexed.delta_log import LiveFile, LiveFiles
-from pipelines.sinks.delta.indexed.table_storage import storage_of
 from pipelines.sinks.delta.new_data_files import TargetFolder
 from tests.pipelines.cold_log import append, log_writer
 from tests.pipelines.fold_model import Row, log_row

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from cdc import metrics
 from cdc.config.delta_sink import HistoryMode
-from cdc.log.delta_commits import commit_file
+from cdc.delta_protocol.commits import commit_file
 from cdc.targets.published_record import Published, TableRecord
 from pipelines.folding.history_changes import GenerationEnd
 from pipelines.runtime.sink_status_reporter import ExternalCommit, SinkFigures

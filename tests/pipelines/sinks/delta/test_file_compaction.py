@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
+from cdc.delta_protocol.deletion_vectors import encode
 from pipelines.sinks.delta import file_compaction
 from pipelines.sinks.delta.file_compaction import (
     DELETED,
@@ -30,7 +31,6 @@ from pipelines.sinks.delta.file_compaction import (
     small_files,
     together,
 )
-from pipelines.sinks.delta.indexed.deletion_vectors import encode
 from pipelines.sinks.delta.indexed.delta_log import ATTEMPTS, LiveFile, LiveFiles
 from pipelines.sinks.delta.target_columns import OP
 from tests.fixtures.examples import examples

@@ -13,10 +13,10 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.transaction import AddAction
 
+from cdc.delta_protocol.table_storage import LocalStorage
 from pipelines.sinks.delta.file_search import ROWS_AT_ONCE, WantedKeys, may_have_keys
 from pipelines.sinks.delta.indexed.delta_log import LiveFile, LiveFiles
 from pipelines.sinks.delta.indexed.key_hashes import hash_keys
-from pipelines.sinks.delta.indexed.table_storage import LocalStorage
 
 SECRET = bytes(16)
 GROUPS, GROUP_ROWS = 5, 4

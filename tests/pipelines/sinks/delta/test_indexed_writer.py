@@ -25,11 +25,11 @@ from deltalake.schema import Field as DeltaField
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.log.delta_commits import commit_path
+from cdc.delta_protocol.commits import commit_path
+from cdc.delta_protocol.table_storage import LocalStorage
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN
 from pipelines.sinks.delta.background_indexing import IndexingThread
 from pipelines.sinks.delta.indexed.delta_log import ATTEMPTS, LiveFiles, MetadataChanged
-from pipelines.sinks.delta.indexed.table_storage import LocalStorage
 from pipelines.sinks.delta.indexed_writer import refusal
 from pipelines.sinks.delta.target_columns import OP, POSITION_KEY
 from pipelines.sinks.delta.target_layout import DELETION_VECTORS

@@ -15,9 +15,9 @@ from deltalake import DeltaTable, write_deltalake
 from structlog.testing import capture_logs
 
 from cdc.config import SinkRule
+from cdc.delta_protocol.deletion_vectors import FOLDER
 from cdc.targets.published_record import Published, TableRecord
 from pipelines.sinks.delta.delta_target import APP_ID, DeltaTarget
-from pipelines.sinks.delta.indexed.deletion_vectors import FOLDER
 from pipelines.sinks.delta.maintenance import (
     AT_ONCE,
     COMPACT_ABOVE,

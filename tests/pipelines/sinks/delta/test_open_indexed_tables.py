@@ -14,13 +14,13 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError
 from structlog.testing import capture_logs
 
+from cdc.delta_protocol.table_storage import LocalStorage
 from cdc.errors import SinkUnavailable, TargetUnusable
 from pipelines.sinks.contract import TableRecord
 from pipelines.sinks.delta.current_version import REOPEN_AFTER
 from pipelines.sinks.delta.delta_log_cleanup import CHECKPOINT_EVERY, data_paths_of
 from pipelines.sinks.delta.delta_target import DeltaTarget, TxnMarker
 from pipelines.sinks.delta.indexed.delta_log import LiveFiles, vector_paths
-from pipelines.sinks.delta.indexed.table_storage import LocalStorage
 from pipelines.sinks.delta.indexed_writer import Indexing
 from pipelines.sinks.delta.merge_source import source_rows
 from pipelines.sinks.delta.open_indexed_tables import UNUSED_FOR, IndexedTargets

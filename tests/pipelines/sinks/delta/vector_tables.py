@@ -11,11 +11,11 @@ from typing import Any
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from cdc.log.delta_actions import Action
+from cdc.delta_protocol.actions import Action
+from cdc.delta_protocol.table_storage import LocalStorage, TableStorage
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN
 from pipelines.sinks.delta.background_indexing import IndexingThread
 from pipelines.sinks.delta.indexed.delta_log import LiveFiles
-from pipelines.sinks.delta.indexed.table_storage import LocalStorage, TableStorage
 from pipelines.sinks.delta.indexed_writer import IndexedRows, IndexedTable, Indexing
 from pipelines.sinks.delta.target_columns import OP
 from pipelines.sinks.delta.target_layout import DELETION_VECTORS

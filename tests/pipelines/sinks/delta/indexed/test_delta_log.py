@@ -19,9 +19,10 @@ from pyroaring import BitMap
 from pyspark.sql import SparkSession
 
 from cdc.boot_clock import SECOND
-from cdc.log.delta_actions import Action
-from cdc.log.delta_commits import commit_path
-from pipelines.sinks.delta.indexed.deletion_vectors import DamagedVector
+from cdc.delta_protocol.actions import Action
+from cdc.delta_protocol.commits import commit_path
+from cdc.delta_protocol.deletion_vectors import DamagedVector
+from cdc.delta_protocol.table_storage import LocalStorage
 from pipelines.sinks.delta.indexed.delta_log import (
     RECENT,
     LiveFile,
@@ -30,7 +31,6 @@ from pipelines.sinks.delta.indexed.delta_log import (
     checkpoint_path,
     vector_paths,
 )
-from pipelines.sinks.delta.indexed.table_storage import LocalStorage
 from tests.fixtures.examples import examples
 from tests.pipelines.sinks.added_features import commit
 from tests.pipelines.sinks.delta.vector_tables import APP, VectorTable, columns_of, delete, rows_in, upsert

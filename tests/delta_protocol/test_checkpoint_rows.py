@@ -15,8 +15,8 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.log.checkpoint_rows import RETENTION, SCHEMA, UnknownActions, interval_seconds, later_rows
-from cdc.log.delta_actions import Action, decode_commit
+from cdc.delta_protocol.actions import Action, decode_commit
+from cdc.delta_protocol.checkpoint_rows import RETENTION, SCHEMA, UnknownActions, interval_seconds, later_rows
 from tests.fixtures.examples import examples
 
 NOW = 30.0

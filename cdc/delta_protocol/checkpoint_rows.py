@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from cdc.log.delta_actions import Action
+from cdc.delta_protocol.actions import Action
 
 _TEXT, _NUMBER, _FLAG = pa.string(), pa.int64(), pa.bool_()
 _MAP: Final = pa.map_(_TEXT, _TEXT)

@@ -8,15 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, Protocol, Self, TypeVar
 
 from cdc import atomic_file
-from cdc.log.delta_actions import Action, encode_commit
-from cdc.log.disk_format import FilePath
+from cdc.delta_protocol.actions import Action, encode_commit
 
 LOG_FOLDER: Final = "_delta_log"
 """Folder of the commits and checkpoints below the directory of a table."""
-_Place = TypeVar("_Place", bound=FilePath)
+
+
+class _Folder(Protocol):
+    """A folder on a disk or in an object store."""
+
+    def __truediv__(self, below: str, /) -> Self: ...
+
+
+_Table = TypeVar("_Table", bound=_Folder)
 CreateFile = Callable[[str, bytes], object]
 """Creates a file atomically, by its path relative to the table's directory. Raises FileExistsError if it exists."""
 
@@ -31,7 +38,7 @@ def commit_path(version: int) -> str:
     return f"{LOG_FOLDER}/{commit_name(version)}"
 
 
-def commit_file(table: _Place, version: int) -> _Place:
+def commit_file(table: _Table, version: int) -> _Table:
     """Return the path of the commit file that created this version of the table."""
     return table / LOG_FOLDER / commit_name(version)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from cdc import atomic_file
-from cdc.log.delta_actions import commit_info, decode_commit, txn_action
-from cdc.log.delta_commits import (
+from cdc.delta_protocol.actions import commit_info, decode_commit, txn_action
+from cdc.delta_protocol.commits import (
     CreateFile,
     commit_file,
     commit_name,
@@ -17,7 +17,7 @@ from cdc.log.delta_commits import (
     replace_commit,
     rewrite_commit,
 )
-from pipelines.sinks.delta.indexed.table_storage import LocalStorage
+from cdc.delta_protocol.table_storage import LocalStorage
 
 
 def table_in(folder: Path) -> Path:

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
-from cdc.log.delta_actions import add_action, commit_info, encode_commit, remove_action, txn_action
-from cdc.log.delta_commits import commit_file
+from cdc.delta_protocol.actions import add_action, commit_info, encode_commit, remove_action, txn_action
+from cdc.delta_protocol.commits import commit_file
 
 STATISTICS = json.dumps({"numRecords": 2, "minValues": {"n": 1}, "maxValues": {"n": 2}, "nullCount": {"n": 0}})
 

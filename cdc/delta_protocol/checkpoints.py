@@ -22,11 +22,11 @@ from deltalake import DeltaTable
 
 from cdc import atomic_file
 from cdc.bucket_files import Root
+from cdc.delta_protocol.actions import decode_commit
+from cdc.delta_protocol.checkpoint_rows import UnknownActions, encode_checkpoint, later_rows
+from cdc.delta_protocol.commits import commit_file
 from cdc.errors import LogCorrupt
 from cdc.failpoint import hit
-from cdc.log.checkpoint_rows import UnknownActions, encode_checkpoint, later_rows
-from cdc.log.delta_actions import decode_commit
-from cdc.log.delta_commits import commit_file
 
 HOUR: Final = 3600.0
 ASIDE: Final = "_checkpoint"

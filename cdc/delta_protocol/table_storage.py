@@ -1,7 +1,7 @@
 """Table storage: the files below a Delta table's directory, on a disk or in an object store, by their relative paths.
 
-`create_durably` and `replace` sync what they write. The files of the other methods, of delta-rs and of Spark are synced
-together, before a published cut names them (pipelines.sinks.delta.commit_sync).
+`create_durably` and `replace` sync what they write. Files of the other methods are synced by the caller, as those of
+delta-rs and Spark are.
 """
 
 from __future__ import annotations
@@ -210,24 +210,3 @@ def storage_of(uri: str) -> TableStorage:
     allowed = os.environ.get("AWS_ALLOW_HTTP", "").lower() in {"1", "true", "yes", "on"}
     options = (("allow_http", "true"),) if allowed else ()
     return BucketStorage(BucketPath(f"{scheme}://{bucket}", key.strip("/"), options))
-
-
-def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """Return the schema without view types (string_view → string), which delta-rs writes and pyarrow cannot filter."""
-    return pa.schema([field.with_type(_plain(field.type)) for field in schema])
-
-
-def _plain(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_string_view(kind):
-        return pa.string()
-    if pa.types.is_binary_view(kind):
-        return pa.binary()
-    if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_plain(kind.value_type)))
-    if pa.types.is_map(kind):
-        return pa.map_(
-            kind.key_field.with_type(_plain(kind.key_type)), kind.item_field.with_type(_plain(kind.item_type))
-        )
-    if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_plain(field.type)) for field in kind])
-    return kind

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from cdc.log.delta_checkpoint import HINT, checkpoint, checkpoint_at, version_of
+from cdc.delta_protocol.checkpoints import HINT, checkpoint, checkpoint_at, version_of
 from cdc.log.fenced_table import CHECKPOINT_EVERY
 from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
-from pipelines.sinks.delta.indexed.deletion_vectors import (
+from cdc.delta_protocol.deletion_vectors import (
     FOLDER,
     DamagedVector,
     Descriptor,
