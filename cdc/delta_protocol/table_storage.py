@@ -10,7 +10,7 @@ import os
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -74,6 +74,20 @@ class TableStorage(ABC):
     def open(self, path: str) -> Any:
         """Open a file for pyarrow."""
         return self.file_system.open_input_file(path)
+
+    @contextmanager
+    def open_new(self, path: str) -> Iterator[Any]:
+        """Open a new file, with a name that nothing else uses, to which pyarrow writes in parts during the block.
+
+        An exception in the block removes the file.
+        """
+        try:
+            with self.file_system.open_output_stream(path, compression=None) as file:
+                yield file
+        except BaseException:
+            with suppress(OSError):
+                self.file_system.delete_file(path)
+            raise
 
 
 class LocalStorage(TableStorage):

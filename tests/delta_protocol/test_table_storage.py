@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -66,6 +67,20 @@ def test_a_file_is_read_as_it_was_written_also_in_a_new_folder(storage: TableSto
     for missing in ("vectors/other.bin", "other/a.bin"):
         with pytest.raises(FileNotFoundError):
             storage.read(missing)
+
+
+def test_a_large_file_is_written_in_parts_and_leaves_nothing_after_an_error(storage: TableStorage) -> None:
+    random = np.random.default_rng(0)
+    batches = [pa.record_batch({"n": random.integers(0, 1 << 60, 1 << 17)}) for _ in range(16)]
+    with storage.open_new("large.parquet") as file, pq.ParquetWriter(file, batches[0].schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    with storage.open("large.parquet") as written:
+        assert written.size() > 12 << 20
+        assert pq.read_table(written).equals(pa.Table.from_batches(batches))
+    with pytest.raises(InterruptedError), storage.open_new("stopped.parquet") as file:
+        raise InterruptedError
+    assert not storage.exists("stopped.parquet")
 
 
 def test_a_file_is_replaced_and_leaves_no_draft(storage: TableStorage) -> None:

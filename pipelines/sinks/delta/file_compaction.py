@@ -71,7 +71,7 @@ def small_files(files: Iterable[LiveFile], limit: int) -> list[LiveFile]:
     by_partition: dict[tuple[tuple[str, str | None], ...], list[LiveFile]] = {}
     for file in files:
         if file.add["size"] < limit:
-            by_partition.setdefault(_partition(file), []).append(file)
+            by_partition.setdefault(partition_of(file), []).append(file)
     most = max(by_partition.values(), key=len, default=[])
     return sorted(most, key=lambda file: int(file.add["size"])) if len(most) > 1 else []
 
@@ -80,7 +80,7 @@ def together(files: Sequence[LiveFile]) -> list[LiveFile]:
     """Return files to rewrite into one: the first file, then others of its partition, up to TOGETHER bytes in total."""
     chosen, size = list[LiveFile](), 0
     for file in files:
-        if chosen and _partition(file) != _partition(chosen[0]):
+        if chosen and partition_of(file) != partition_of(chosen[0]):
             continue
         size += file.add["size"]
         if chosen and size > TOGETHER:
@@ -101,23 +101,23 @@ def write(
     columns: the columns of the table; others are left out. described: the columns that get file statistics. pace:
     function that is called with the number of copied bytes; it may wait, or raise an exception to stop.
     """
-    path, sink = new_data_path(), pa.BufferOutputStream()
-    statistics, starts = FileStatistics(described), list[int]()
+    path, statistics, starts = new_data_path(), FileStatistics(described), list[int]()
     with ExitStack() as opened:
         files = [opened.enter_context(storage.open(source.path)) for source in sources]
         # INT96, which Spark may have written, has years that nanoseconds do not have
         contents = [pq.ParquetFile(file, coerce_int96_timestamp_unit="us") for file in files]
         schema = _common_schema((content.schema_arrow for content in contents), columns)
-        writer = opened.enter_context(pq.ParquetWriter(sink, schema, **parquet_options(schema, _sample(contents))))
-        for rows in _joined(_copied(sources, contents, schema, starts, pace)):
-            writer.write_batch(rows, row_group_size=_ROW_GROUP)
-            statistics.add(rows)
-    written = sink.getvalue()
-    storage.write(path, written)
+        options = parquet_options(schema, _sample(contents))
+        sink = opened.enter_context(storage.open_new(path))
+        with pq.ParquetWriter(sink, schema, **options) as writer:
+            for rows in _joined(_copied(sources, contents, schema, starts, pace)):
+                writer.write_batch(rows, row_group_size=_ROW_GROUP)
+                statistics.add(rows)
     hit("delta_rewrite_written")
     # the rows have the order of the old files, so the new file is as well sorted as they are
     modified_at = max(int(source.add["modificationTime"]) for source in sources)
-    add = add_action(path, written.size, statistics.to_json(), sources[0].add.get("partitionValues"))
+    size = int(storage.file_system.get_file_info(path).size)
+    add = add_action(path, size, statistics.to_json(), sources[0].add.get("partitionValues"))
     add |= {"modificationTime": modified_at, "dataChange": False}
     return RewrittenFile(tuple(sources), tuple(starts), LiveFile(add), statistics.rows)
 
@@ -203,7 +203,8 @@ def _without(storage: TableStorage, file: LiveFile, deleted: BitMap) -> LiveFile
     return file.without(deleted, vector, data_change=False)
 
 
-def _partition(file: LiveFile) -> tuple[tuple[str, str | None], ...]:
+def partition_of(file: LiveFile) -> tuple[tuple[str, str | None], ...]:
+    """Return the partition columns of a data file with their values as text."""
     return tuple(sorted((file.add.get("partitionValues") or {}).items()))
 
 
