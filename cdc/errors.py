@@ -659,7 +659,7 @@ class DeltaJarMissing(SinkError):
 
     code = "CDC-3006"
     exit_code = ExitCode.ENVIRONMENT
-    remedy = "set spark.delta_jars in the definition; until then only delta-rs writes Delta tables"
+    remedy = "set spark.delta_jars in the definition; until then only the driver writes Delta tables"
 
 
 class SinkFenced(SinkError):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
 
 from cdc.config.field_types import (
     Glob,
@@ -70,14 +70,30 @@ _FEATURED: Final = (
 class WriterChoice(StrEnum):
     """Which engine merges changes into a Delta table."""
 
-    #: The indexed writer where the table allows it; otherwise delta-rs or Spark, whichever is expected to be faster.
+    #: The indexed writer on the driver for small batches, and Spark for large ones and for tables that only it writes.
     AUTO = "auto"
-    #: The indexed writer on the driver, and delta-rs for tables that it cannot write.
+    #: The indexed writer on the driver, always.
     INDEXED = "indexed"
-    #: delta-rs on the driver, always.
-    DELTA_RS = "delta-rs"
+    #: The indexed writer on the driver, always; it writes data files again instead of deletion vectors.
+    COPY_ON_WRITE = "copy-on-write"
     #: Spark's MERGE, always.
     SPARK = "spark"
+
+
+_EARLIER_NAME: Final = "delta-rs"
+"""The name that the writer `copy-on-write` had while delta-rs merged for it."""
+
+
+def _present_name(given: object, info: ValidationInfo) -> object:
+    """Return the present name of a writer, with an advice if the definition has the earlier one."""
+    if given != _EARLIER_NAME:
+        return given
+    name = WriterChoice.COPY_ON_WRITE.value
+    (info.context or {}).get("advice", []).append((_EARLIER_NAME, f"the writer has another name now: write '{name}'"))
+    return name
+
+
+_Writer = Annotated[WriterChoice, BeforeValidator(_present_name)]
 
 
 class TypeSettings(StrEnum):
@@ -251,8 +267,8 @@ class SinkRule(TableSettings):
     path: Annotated[Location, AfterValidator(_routed_path)] | None = None
     """Directory of the target, instead of the sink's `path`; `{schema}`, `{table}` and the groups of `pattern` are
     replaced."""
-    writer: WriterChoice | None = None
-    """Engine that merges changes into these tables; default `writer` of the sink. Set `delta-rs` if an engine that
+    writer: _Writer | None = None
+    """Engine that merges changes into these tables; default `writer` of the sink. Set `copy-on-write` if an engine that
     queries the tables does not support deletion vectors."""
     merge_tables: Switch = False
     """Whether tables with the same resulting `path` share one target, for example the shards of one table. The key of a
@@ -324,8 +340,8 @@ class DeltaSinkDefinition(TableSettings, SinkDefinition):
     rules: tuple[SinkRule, ...] = ()
     """Settings for single tables. The first rule that matches a table applies; settings that the rule leaves out are
     taken from the sink."""
-    writer: WriterChoice = WriterChoice.AUTO
-    """Engine that merges changes: `auto`, `indexed`, `delta-rs` or `spark`."""
+    writer: _Writer = WriterChoice.AUTO
+    """Engine that merges changes: `auto`, `indexed`, `copy-on-write` or `spark`."""
     max_rewrite: Bytes = 128 * 2**20
     """Bytes of one table's files that merges may rewrite per second; above this rate batches become larger and fewer.
     Default 128 MiB; 0 means no limit."""

@@ -206,7 +206,7 @@ class _ReplayRun:
             rows = None if fold.is_small(after, upto) else self._source.frame(self._spark(), after, upto)
             try:
                 loop(rows, upto)
-            except SparkAwaited:  # the batch or its target is too large for delta-rs
+            except SparkAwaited:  # only Spark can write the target
                 sink.attach(self._spark())
                 loop(rows, upto)
         except LogTrimmed:

@@ -169,7 +169,7 @@ def spark_session(settings: SparkSettings) -> SparkSession:
     Under spark-submit the JVM already runs with its own jars, and submitted settings override `settings`, except for
     DECISIVE. The executors of a cluster get the code of this process.
     Raises SparkUnavailable if Spark does not start, or if a path in delta_jars does not exist. If a Delta jar cannot be
-    downloaded, no error is raised: a line on stderr reports it, and delta-rs alone writes the targets.
+    downloaded, no error is raised: a line on stderr reports it, and the driver alone writes the targets.
     """
     check_prerequisites(settings)
     try:
@@ -373,7 +373,9 @@ def _sql_settings(settings: SparkSettings, *, delta: bool) -> dict[str, str]:
 
 
 def _print_without_delta() -> None:
-    _print("Spark runs without the Delta jars, so only delta-rs writes Delta tables; set spark.delta_jars to add them")
+    _print(
+        "Spark runs without the Delta jars, so only the driver writes Delta tables; set spark.delta_jars to add them"
+    )
 
 
 def _print(line: str) -> None:

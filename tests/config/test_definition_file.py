@@ -81,6 +81,18 @@ def test_a_secret_file_that_all_can_read_is_advice_and_stops_nothing(tmp_path: P
     assert checked.definition is not None
 
 
+def test_the_earlier_name_of_a_writer_is_advice_and_means_its_present_name(tmp_path: Path) -> None:
+    sink = "  - {name: found, type: delta, path: 'found/{table}', writer: delta-rs}\n"
+    checked = check_definition(write(tmp_path, SOUND + sink), {})
+    (issue,) = checked.issues
+    assert (issue.key, issue.fatal) == ("sinks.1.writer", False)
+    assert "write 'copy-on-write'" in issue.message
+    assert checked.definition is not None
+    (_, found) = checked.definition.sinks
+    assert isinstance(found, DeltaSinkDefinition)
+    assert found.writer is WriterChoice.COPY_ON_WRITE
+
+
 @pytest.mark.parametrize(
     "value",
     [

@@ -54,7 +54,7 @@ BROKEN: dict[str, tuple[str | bytes, str]] = {
     "no type": (changed(DELTA, ""), "9:5: sinks.0: required key is missing: type"),
     "misspelt choice": (
         changed(DELTA, DELTA + "    writer: sprak\n"),
-        "11:5: sinks.0.writer: expected 'auto' or 'indexed' or 'delta-rs' or 'spark' — did you mean \"spark\"?",
+        "11:5: sinks.0.writer: expected 'auto' or 'indexed' or 'copy-on-write' or 'spark' — did you mean \"spark\"?",
     ),
     "type policy of another name": (
         changed(DELTA, DELTA + "    types: reject\n"),

@@ -34,7 +34,7 @@ def with_one_delta_writer(fixture: str, *others: str) -> pytest.MarkDecorator:
 
     fixture: the one whose parameter is the writer; others: parameters of it that are no Delta writers.
     """
-    slow = [pytest.param(writer, marks=pytest.mark.slow) for writer in ("delta-rs", "spark")]
+    slow = [pytest.param(writer, marks=pytest.mark.slow) for writer in ("copy-on-write", "spark")]
     return pytest.mark.parametrize(fixture, ["indexed", *slow, *others], indirect=True)
 
 

@@ -97,7 +97,7 @@ def server_rows(sink: SearchSinkDefinition) -> Callable[[TableRecord], dict[str,
     return rows
 
 
-KINDS: Final = ("indexed", "delta-rs", pytest.param("spark", marks=pytest.mark.slow), "search", "opensearch")
+KINDS: Final = ("indexed", "copy-on-write", pytest.param("spark", marks=pytest.mark.slow), "search", "opensearch")
 """Parameters of a fixture that gives each kind of sink; the writers are those of a Delta sink."""
 EXECUTORS: Final = "spark executors"
 """Parameter for a Delta sink that gets the rows of each batch on Spark's executors."""

@@ -46,7 +46,7 @@ CASES = [
     QUICK,
     *(
         pytest.param(*case, 6, marks=pytest.mark.slow)
-        for case in product((Writer.INDEXED, Writer.DELTA_RS, Writer.SPARK), (False, True), range(6))
+        for case in product((Writer.INDEXED, Writer.COPY_ON_WRITE, Writer.SPARK), (False, True), range(6))
     ),
 ]
 

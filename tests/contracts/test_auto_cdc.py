@@ -45,9 +45,9 @@ WHOLE, APART = [6], [1, 2, 3, 5, 6]
 CUTS = [WHOLE, APART, [5, 6]]
 
 
-def written(*by_delta_rs: list[int]) -> pytest.MarkDecorator:
+def written(*by_copying: list[int]) -> pytest.MarkDecorator:
     """Who writes, and where the ranges end; the default run has the indexed writer in two ways, and these."""
-    quick = {"indexed": (WHOLE, APART), "delta-rs": by_delta_rs, "spark": ()}
+    quick = {"indexed": (WHOLE, APART), "copy-on-write": by_copying, "spark": ()}
     return pytest.mark.parametrize(
         ("writing", "ends"),
         [

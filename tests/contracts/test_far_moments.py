@@ -25,8 +25,12 @@ SCHEMA = replace(
 )
 
 
-SHAPES = {"arrow by delta-rs": Writer.DELTA_RS, "arrow by Spark": Writer.SPARK, "frame by Spark": Writer.SPARK}
-QUICK = "arrow by delta-rs"
+SHAPES = {
+    "arrow by copy-on-write": Writer.COPY_ON_WRITE,
+    "arrow by Spark": Writer.SPARK,
+    "frame by Spark": Writer.SPARK,
+}
+QUICK = "arrow by copy-on-write"
 NEVER_OR_TWICE = ["2026-03-29 02:30:00.5", "2026-10-25 02:30:00"]
 """Moments without a zone that clocks in some zones never show, or show twice."""
 

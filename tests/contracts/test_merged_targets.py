@@ -54,7 +54,7 @@ class Lake:
         return Reading.open(f"{self.root}/{{schema}}/{{table}}")
 
 
-@pytest.fixture(params=["indexed", "delta-rs", pytest.param("spark", marks=pytest.mark.slow)])
+@pytest.fixture(params=["indexed", "copy-on-write", pytest.param("spark", marks=pytest.mark.slow)])
 def lake(request, tmp_path: Path) -> Lake:
     spark = request.getfixturevalue("spark") if request.param == "spark" else None
     return Lake(tmp_path / "lake", Writer(request.param), spark)
@@ -63,7 +63,7 @@ def lake(request, tmp_path: Path) -> Lake:
 @pytest.fixture
 def quick(tmp_path: Path) -> Lake:
     """Of the writer that does without Spark, for what is decided before anything is written."""
-    return Lake(tmp_path / "lake", Writer.DELTA_RS, None)
+    return Lake(tmp_path / "lake", Writer.COPY_ON_WRITE, None)
 
 
 def rows(record: TableRecord, *names: str) -> dict[tuple[int, int], Any]:
@@ -111,9 +111,6 @@ def test_equal_keys_of_several_tables_are_rows_of_their_own(lake):
 def test_a_merge_leaves_the_files_of_other_tables_alone(lake):
     sink = lake.driver()
     record = begun(sink)[-1]
-    assert lake.writer is Writer.INDEXED or not [
-        done for done in DeltaTable(record.target).history() if done["operation"] == "MERGE"
-    ]
     files = pa.table(DeltaTable(record.target).get_add_actions(flatten=True))
     others = files.filter(pc.not_equal(files["partition._relation"], 2))["path"].to_pylist()
     apply(sink, WEST, [put(1, "W-1", 30), gone(2, 31)], 20, 40)

@@ -423,7 +423,7 @@ def test_rows_on_executors_give_what_rows_on_the_driver_give(spark, tmp_path):
     found: list[list[dict[str, Any]]] = []
     for writer, shaped in [
         (Writer.INDEXED, lambda b: b),
-        (Writer.DELTA_RS, lambda b: b),
+        (Writer.COPY_ON_WRITE, lambda b: b),
         (Writer.SPARK, lambda b: as_frame(spark, b)),
         (Writer.SPARK, lambda b: b),
     ]:

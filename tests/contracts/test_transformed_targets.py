@@ -36,7 +36,7 @@ class Lake:
         return sink
 
 
-@pytest.fixture(params=["indexed", "delta-rs", pytest.param("spark", marks=pytest.mark.slow)])
+@pytest.fixture(params=["indexed", "copy-on-write", pytest.param("spark", marks=pytest.mark.slow)])
 def lake(request, spark, tmp_path: Path) -> Lake:
     return Lake(tmp_path / "lake", Writer(request.param), spark)
 
@@ -151,7 +151,7 @@ def test_a_batch_of_executors_is_made_as_one_on_the_driver_is(lake):
         assert whole.rows is not None
         frame = lake.spark.createDataFrame(whole.rows.drop_columns(["payload"]))
         record = sink.apply(replace(whole, rows=None, frame=frame))
-    plain = Lake(lake.root / "plain", Writer.DELTA_RS, lake.spark).driver(**rule)
+    plain = Lake(lake.root / "plain", Writer.COPY_ON_WRITE, lake.spark).driver(**rule)
     for whole in batches:
         right = plain.apply(whole)
 
@@ -194,7 +194,7 @@ def test_an_expression_that_fails_on_a_row_stops_the_table_without_telling_its_v
     ],
 )
 def test_an_expression_that_is_not_sound_is_refused_before_anything_is_written(spark, tmp_path, rule, words):
-    sink = Lake(tmp_path, Writer.DELTA_RS, spark).driver(transform=rule)
+    sink = Lake(tmp_path, Writer.COPY_ON_WRITE, spark).driver(transform=rule)
     with pytest.raises(TransformFailed, match=words):
         sink.apply(batch([put(1, "a", 10)], 0, 20))
 
@@ -202,7 +202,7 @@ def test_an_expression_that_is_not_sound_is_refused_before_anything_is_written(s
 
 
 def test_expressions_wait_for_spark_and_masks_do_not(spark, tmp_path):
-    lake = Lake(tmp_path, Writer.DELTA_RS, spark)
+    lake = Lake(tmp_path, Writer.COPY_ON_WRITE, spark)
     changes = batch([put(1, "a", 10)], 0, 20)
     with pytest.raises(SparkAwaited):
         lake.driver(spark=False, transform=COMPUTED).apply(changes)
@@ -211,14 +211,14 @@ def test_expressions_wait_for_spark_and_masks_do_not(spark, tmp_path):
 
 
 def test_no_row_is_parked_of_which_nobody_knows_what_a_function_hides(spark, tmp_path):
-    lake = Lake(tmp_path, Writer.DELTA_RS, spark)
+    lake = Lake(tmp_path, Writer.COPY_ON_WRITE, spark)
 
     assert lake.driver(transform={"where": "id > 1"}).parking_limits(ORDERS).stop_at > 0
     assert lake.driver(transform={"python": "m:f"}).parking_limits(ORDERS).stop_at == 0
 
 
 def test_another_rule_stops_a_target_that_the_one_before_has_filled(spark, tmp_path):
-    lake = Lake(tmp_path, Writer.DELTA_RS, spark)
+    lake = Lake(tmp_path, Writer.COPY_ON_WRITE, spark)
     lake.driver(transform={"mask": {"item": "redact"}}).apply(batch([put(1, "a", 10)], 0, 20))
     others: tuple[dict[str, Any], ...] = ({}, {"transform": {"drop": ["item"]}})
     for other in others:
@@ -227,7 +227,7 @@ def test_another_rule_stops_a_target_that_the_one_before_has_filled(spark, tmp_p
 
 
 def test_a_masked_column_that_is_renamed_at_the_source_stops_the_table(spark, tmp_path):
-    sink = Lake(tmp_path, Writer.DELTA_RS, spark).driver(transform={"mask": {"item": "redact"}})
+    sink = Lake(tmp_path, Writer.COPY_ON_WRITE, spark).driver(transform={"mask": {"item": "redact"}})
     sink.apply(batch([put(1, "a", 10)], 0, 20))
     renamed = replace(ORDERS, columns=(ORDERS.columns[0], column(2, "article"), ORDERS.columns[2]))
     with pytest.raises(TransformFailed, match="no column 'item'"):
@@ -239,7 +239,7 @@ def table(number: int, name: str):
 
 
 def test_tables_go_where_the_groups_of_a_pattern_say(spark, tmp_path):
-    lake = Lake(tmp_path / "a", Writer.DELTA_RS, spark)
+    lake = Lake(tmp_path / "a", Writer.COPY_ON_WRITE, spark)
     path = f"{tmp_path}/b/{{region}}/{{schema}}"
     sink = lake.driver(pattern=r"shop\.orders_(?P<region>[a-z]+)", path=path)
     record = sink.apply(batch([put(1, "a", 10)], 0, 20, table(1, "orders_eu")))
@@ -289,7 +289,7 @@ def test_partitions_and_properties_are_those_of_the_rule(lake):
     ],
 )
 def test_what_was_fixed_when_the_target_was_made_stays(spark, tmp_path, rule, words):
-    lake = Lake(tmp_path, Writer.DELTA_RS, spark)
+    lake = Lake(tmp_path, Writer.COPY_ON_WRITE, spark)
     lake.driver(partition_by=["item"]).apply(batch([put(1, "a", 10)], 0, 20))
     with pytest.raises(TransformFailed, match=words):
         lake.driver(**rule).apply(batch([put(2, "b", 30)], 20, 40))

@@ -47,7 +47,7 @@ def prepare(folder: Path, copied: int) -> None:
     root = folder / "pipeline"
     root.mkdir(parents=True)
     delta = "upkeep: {every: 50ms, vacuum_after: 0s, keep_commits: 50}, cuts: {retain: 1s}"
-    rewritten = f"{root}/rewritten/{{schema}}/{{table}}', writer: delta-rs"
+    rewritten = f"{root}/rewritten/{{schema}}/{{table}}', writer: copy-on-write"
     (folder / "shop.yaml").write_text(
         "name: shop\nsource: {dsn: 'postgresql://nobody@127.0.0.1:1/nowhere'}\ntables: [{match: 'shop.*'}]\n"
         f"log: {{path: '{root}/log'}}\ncatalog: {{url: 'sqlite:///{folder}/catalog.db'}}\n"

@@ -60,7 +60,7 @@ def test_a_driver_killed_in_its_upkeep_at_one_step_after_the_other_leaves_every_
         assert ended.status == KILLED, f"{failpoint}\n{ended.errors}"
         assert_kept_cuts_are_whole(tmp_path)
     for failpoint in BY_DELTA_RS:
-        ended = live(tmp_path, ROUNDS, failpoint, writer=Writer.DELTA_RS)
+        ended = live(tmp_path, ROUNDS, failpoint, writer=Writer.COPY_ON_WRITE)
         assert ended.status == KILLED, f"{failpoint}\n{ended.errors}"
         assert_kept_cuts_are_whole(tmp_path)
     for failpoint in ORDERING:

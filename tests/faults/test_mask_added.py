@@ -22,7 +22,8 @@ def lake_of(pipeline: Pipeline) -> Lake:
 
 
 def write(pipeline: Pipeline, rules: str = "") -> None:
-    lake = f"{{name: lake, type: delta, writer: delta-rs, path: '{pipeline.folder}/lake/{{schema}}/{{table}}'{rules}}}"
+    path = f"{pipeline.folder}/lake/{{schema}}/{{table}}"
+    lake = f"{{name: lake, type: delta, writer: copy-on-write, path: '{path}'{rules}}}"
     pipeline.write(tables="shop.people", sinks=f"[{lake}]")
 
 

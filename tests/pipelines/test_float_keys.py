@@ -104,8 +104,8 @@ def put(key: str, item: str, position: int, **more: Any) -> Row:
 @pytest.mark.parametrize(
     ("shape", "partial"),
     [
-        ("arrow by delta-rs", False),
-        ("arrow by delta-rs", True),
+        ("arrow by copy-on-write", False),
+        ("arrow by copy-on-write", True),
         *(
             pytest.param(shape, partial, marks=pytest.mark.slow)
             for shape in ("frame by Spark", "arrow by Spark")
@@ -116,7 +116,7 @@ def put(key: str, item: str, position: int, **more: Any) -> Row:
 def test_both_writers_move_a_row_from_one_zero_to_the_other(
     spark: SparkSession, tmp_path: Path, shape: str, *, partial: bool
 ) -> None:
-    writer = Writer.DELTA_RS if shape == "arrow by delta-rs" else Writer.SPARK
+    writer = Writer.COPY_ON_WRITE if shape == "arrow by copy-on-write" else Writer.SPARK
     sink = DeltaSink(DeltaSettings("lake", f"{tmp_path}/{{schema}}/{{table}}", writer), spark)
     sink.open("log-1")
 

@@ -180,7 +180,7 @@ def test_numbers_that_a_double_cannot_hold_become_decimals(sql: str, has_doubles
     assert with_exact_numbers(sql, has_doubles=has_doubles) == expected
 
 
-@pytest.mark.parametrize("writer", ["indexed", "delta-rs"])
+@pytest.mark.parametrize("writer", ["indexed", "copy-on-write"])
 def test_numbers_of_38_digits_are_compared_exactly(tmp_path: Path, writer: str) -> None:
     template, first = f"{tmp_path}/{{schema}}/{{table}}", int(EXACT)
     whole = replace(column(3, "price", "numeric", oid=1700), typmod=(38 << 16 | 0) + 4)

@@ -3,7 +3,7 @@
 Functions that process a batch
 ==============================
 These functions process one batch, from its merge to the published record. The target keeps the latest state, and the
-indexed writer or delta-rs writes it. An indented function is called by the function above it.
+indexed writer writes it. An indented function is called by the function above it.
 
     DeltaSink.apply                    sink.py                  lock the target, retry after a commit conflict
       _apply_once                                               open, merge unless merged before, return the record
@@ -28,13 +28,13 @@ indexed writer or delta-rs writes it. An indented function is called by the func
                 find_base_rows
                   rows_with_keys                                scan the target once
     write
-          Writers.choose               writers.py               choose the indexed writer, delta-rs or Spark
+          Writers.choose               writers.py               choose the indexed writer or Spark
             IndexedTargets.can_merge   open_indexed_tables.py   read the commits of other clients, check the features
           DeltaTarget.erase            delta_target.py          delete rows that a truncate or a finished copy removes
           Writers.merge                writers.py
             IndexedTable.merge         indexed_writer.py        merge in one commit with the `txn` of the range
               KeyIndex.find            indexed/                 find the rows of the keys; see how-a-row-is-updated.md
-            merge_with_delta_rs        writers.py               the same with delta-rs, for other targets
+              FileRewriter.write       copy_on_write.py         copy files without old rows, if there are no vectors
     record, publish
         DeltaSink.record               sink.py                  return position, version and state of the table
     DeltaSink.publish                                           called when all tables of the range are merged
@@ -60,8 +60,8 @@ What a target keeps of a row: MergeStrategy (sink.py), implemented by LatestStat
 one HistoryRows for each history mode: versions, marked rows and every change (append).
 Which rows of a target belong to a table: TargetPart (target_part.py), implemented by WholeTarget, and by SharedPart
 for rules with merge_tables.
-Which engine writes: Writers (writers.py) chooses the indexed writer, delta-rs or Spark. SparkTarget is for targets with
-table features that delta-rs cannot write.
+Which engine writes: Writers (writers.py) chooses the indexed writer or Spark. SparkTarget is for targets with table
+features that delta-rs cannot write.
 
 Crashes
 =======

@@ -52,12 +52,12 @@ class IndexingThread:
         self.at_once, self.group_rows, self._begin = at_once, group_rows, begin
         self._pool: ThreadPoolExecutor | None = None
 
-    def submit(self, work: Callable[[], PreparedRun]) -> Future[PreparedRun]:
+    def submit(self, work: Callable[[], PreparedRun | None]) -> Future[PreparedRun | None]:
         """Let the thread prepare a run, after the runs of earlier calls."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, "key-reader", lower_thread_priority, (NICE_INCREMENT,))
 
-        def prepare() -> PreparedRun:
+        def prepare() -> PreparedRun | None:
             self._begin()
             return work()
 
@@ -76,7 +76,8 @@ class _Group:
 
     numbers: Mapping[str, int]
     """Path of each file → its number in the index."""
-    result: Future[PreparedRun]
+    result: Future[PreparedRun | None]
+    """None if no file of the group was live any more."""
 
 
 class BackgroundIndexing:
@@ -124,7 +125,7 @@ class BackgroundIndexing:
 
     def _add(self, group: _Group) -> None:
         """Add the live files of a group to the index. A group that failed is left out: its files are unknown again."""
-        numbers = {path: number for path, number in group.numbers.items() if self.files.get(path, (-1,))[0] == number}
+        numbers = {path: number for path, number in group.numbers.items() if self._waits(path, number)}
         for path in numbers:
             self.forget(path)
         try:
@@ -135,13 +136,22 @@ class BackgroundIndexing:
             # a file may have left the table meanwhile; a merge that reads a damaged file itself raises its error
             log.warning("the keys of data files could not be read in the background", reason=str(exc))
             return
+        if run is None:
+            return
         self._index.add_prepared(numbers, run)
         self._index.save()
         hit("delta_index_group_added")
 
-    def _prepare(self, files: Mapping[str, tuple[int, LiveFile]]) -> PreparedRun:
-        keys = {number: self._read_keys(file) for number, file in files.values()}
-        run = self._index.prepare(keys)
+    def _waits(self, path: str, number: int) -> bool:
+        """Return whether a file is still live, so that its keys belong into the index. The thread asks, too."""
+        return self.files.get(path, (-1,))[0] == number
+
+    def _prepare(self, files: Mapping[str, tuple[int, LiveFile]]) -> PreparedRun | None:
+        # copy-on-write may have replaced files of the group before its turn
+        live = {number: file for path, (number, file) in files.items() if self._waits(path, number)}
+        if not live:
+            return None
+        run = self._index.prepare({number: self._read_keys(file) for number, file in live.items()})
         hit("delta_index_group_prepared")
         return run
 

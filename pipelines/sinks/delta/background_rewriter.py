@@ -1,9 +1,9 @@
 """Background rewriter: rewrites data files of a sink's targets in one thread, while the sink merges.
 
-It rewrites files only of targets that the indexed writer has open. Its methods are called between merges, and each call
-takes as long as a small merge. `finish` commits the file that the thread has written. A `start_…` method chooses the
-files that the thread rewrites next. The thread reads at most RATE bytes per second, so that most of the machine's
-capacity stays free for merges.
+It rewrites files only of targets with deletion vectors that the indexed writer has open. Its methods are called between
+merges, and each call takes as long as a small merge. `finish` commits the file that the thread has written. A `start_…`
+method chooses the files that the thread rewrites next. The thread reads at most RATE bytes per second, so that most of
+the machine's capacity stays free for merges.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class BackgroundRewriter:
 
     def rewrites(self, target: DeltaTarget) -> bool:
         """Return whether this rewriter, and not delta-rs, rewrites files of the target."""
-        return bool(self._indexed.opened(target))
+        return bool(self._tables(target))
 
     def data_paths(self, target: DeltaTarget) -> frozenset[str] | None:
         """See IndexedTargets.data_paths."""
@@ -88,14 +88,14 @@ class BackgroundRewriter:
             running.table.index.discard(done.entries)
             return False
         since = target.version
-        if not running.table.commit_rewrite(done, {APP_ID: target.identity}, target.all_columns):
+        if not running.table.commit_rewrite(done, {APP_ID: target.identity}):
             return False
         target.current.record_own_commit(since, running.table.files.version, {})
         return True
 
     def start_merge_of_small_files(self, target: DeltaTarget) -> bool:
         """Start to merge small files of a target; return whether there are any."""
-        for table in self._indexed.opened(target):
+        for table in self._tables(target):
             if found := small_files(table.own_files().values(), SMALL):
                 self._start(target, table, together(found))
                 return True
@@ -103,7 +103,7 @@ class BackgroundRewriter:
 
     def start_purge(self, target: DeltaTarget) -> bool:
         """Start to rewrite files with many deleted rows; return whether there are any."""
-        for table in self._indexed.opened(target):
+        for table in self._tables(target):
             if found := files_with_deleted_rows(table.own_files().values()):
                 # a file of its own for each: rows that were sorted together stay together
                 self._start(target, table, found[:1] if target.cluster_by else together(found))
@@ -117,6 +117,9 @@ class BackgroundRewriter:
             self._pool.shutdown()
         self._pool, self._running = None, None
         self._stop = Event()
+
+    def _tables(self, target: DeltaTarget) -> list[IndexedTable]:
+        return [table for table in self._indexed.opened(target) if table.has_vectors]
 
     def _start(self, target: DeltaTarget, table: IndexedTable, files: Sequence[LiveFile]) -> None:
         if self._running is not None:

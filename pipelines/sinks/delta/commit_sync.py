@@ -95,13 +95,13 @@ def files_of_commits(table: Path, after: int, upto: int) -> set[Path]:
 
 
 def added_files(actions: Sequence[Action]) -> Iterator[tuple[str, int]]:
-    """Yield the path and the least size of each data file and deletion vector that a commit adds.
+    """Yield the path and the least size of each data file, change data file and deletion vector that a commit adds.
 
     Paths are relative to the table's directory. A data file that only gets another deletion vector is not new.
     """
     present = {action["remove"]["path"] for action in actions if "remove" in action}
     for action in actions:
-        add = action.get("add")
+        add = action.get("add") or action.get("cdc")
         if add is None:
             continue
         if add["path"] not in present and "://" not in add["path"]:

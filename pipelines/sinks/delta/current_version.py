@@ -67,6 +67,15 @@ class VersionContents:
         self.first_commit = None
 
 
+@dataclass(frozen=True, slots=True)
+class IndexedCommit:
+    """A commit of the indexed writer."""
+
+    version: int
+    copied: int
+    """Bytes of the data files that it wrote again."""
+
+
 class CurrentVersion:
     """The version of one Delta table that this process has read or committed last. One thread at a time uses it."""
 
@@ -88,8 +97,8 @@ class CurrentVersion:
         Commits of rows keep it. It becomes None when this process changes columns, or finds a version that it did not
         know.
         """
-        self.indexed_commit: int | None = None
-        """Version that the indexed writer has committed last."""
+        self.indexed_commit: IndexedCommit | None = None
+        """The last commit of the indexed writer."""
 
     @property
     def number(self) -> int:
@@ -117,9 +126,10 @@ class CurrentVersion:
         return storage_of(self.uri).exists(commit_path(self.number + 1))
 
     @property
-    def is_indexed_commit(self) -> bool:
-        """Whether the indexed writer has committed this version."""
-        return self.indexed_commit == self.number
+    def copied(self) -> int | None:
+        """Bytes of the data files that this version wrote again; None if the indexed writer has not committed it."""
+        commit = self.indexed_commit
+        return commit.copied if commit is not None and commit.version == self.number else None
 
     def refresh(self) -> None:
         """Read the newest version, which may come from other clients; raises TargetUnusable if it cannot be read."""

@@ -28,6 +28,7 @@ from cdc.failpoint import hit
 from cdc.table import TableState
 from cdc.target_names import POSITION_COLUMN, RELATION_COLUMN
 from pipelines.runtime.executor_code import forwarding_errors
+from pipelines.sinks.delta.change_data_files import CHANGE_DATA_FEED
 from pipelines.sinks.delta.damage_errors import reading_files
 from pipelines.sinks.delta.damaged_commits import TXN_NAMED
 from pipelines.sinks.delta.delta_target import DeltaTarget, TxnMarker
@@ -36,10 +37,11 @@ from pipelines.sinks.delta.executor_key_search import ALL_ROWS, ENTRIES, KeySear
 from pipelines.sinks.delta.executor_merge import ExecutorMerge
 from pipelines.sinks.delta.indexed.delta_log import LiveFile, LiveFiles, LogNotReadable
 from pipelines.sinks.delta.indexed.key_hashes import can_hash
-from pipelines.sinks.delta.indexed_writer import refusal
+from pipelines.sinks.delta.indexed_writer import APPEND_ONLY, has_vectors, refusal
 from pipelines.sinks.delta.merge_source import has_float_key
 from pipelines.sinks.delta.new_data_files import DataFile, TargetFolder
 from pipelines.sinks.delta.open_indexed_tables import write_due_checkpoint
+from pipelines.sinks.delta.row_constraints import has_constraints
 from pipelines.sinks.delta.schema_evolution import column_id
 from pipelines.sinks.delta.shared_directory import check_readable
 from pipelines.sinks.delta.stored_columns import StoredColumns
@@ -133,7 +135,16 @@ def writable_files(target: DeltaTarget) -> LiveFiles | None:
             files = LiveFiles.read(storage_of(target.uri), with_vectors=False)
     except LogNotReadable:
         return None
-    return files if files.version == target.version and refusal(files, target.all_columns) is None else None
+    return files if files.version == target.version and _take_vectors(files, target.all_columns) else None
+
+
+def _take_vectors(files: LiveFiles, columns: pa.Schema) -> bool:
+    """Return whether executors may write deletion vectors and new files of a table.
+
+    They write neither change data files nor files without the deleted rows, and they check no constraint.
+    """
+    asks_more = any(files.configuration.get(name) == "true" for name in (CHANGE_DATA_FEED, APPEND_ONLY))
+    return refusal(files) is None and has_vectors(files) and not asks_more and not has_constraints(files, columns)
 
 
 def search_in(target: DeltaTarget, key: tuple[str, ...], files: Sequence[LiveFile], parts: int) -> KeySearch:

@@ -113,7 +113,6 @@ def write(
             for rows in _joined(_copied(sources, contents, schema, starts, pace)):
                 writer.write_batch(rows, row_group_size=_ROW_GROUP)
                 statistics.add(rows)
-    hit("delta_rewrite_written")
     # the rows have the order of the old files, so the new file is as well sorted as they are
     modified_at = max(int(source.add["modificationTime"]) for source in sources)
     size = int(storage.file_system.get_file_info(path).size)

@@ -1,12 +1,14 @@
-"""Indexed writer: merges a batch into a Delta target at the cost of the batch, whatever the size of the target.
+"""Indexed writer: merges a batch into a Delta target whose rows it finds by a key index.
 
 A merge takes these steps:
 
 1. The key index finds the old rows: the target's rows with the keys of the batch.
 2. The new rows are written to one Parquet file per partition.
-3. Deletion vectors that delete the old rows are written, all to one file.
+3. Deletion vectors that delete the old rows are written, all to one file. So a merge costs as much as its batch,
+   whatever the size of the target. If the target has no deletion vectors, the data files with old rows are written
+   again without them (copy_on_write.py).
 4. One commit names these files, with the `txn` of the batch.
-5. The keys of the new rows are added to the index.
+5. The keys of the new rows are added to the index. Those of files that were written again are added by the next merge.
 
 A process that is killed before the commit leaves files that no commit names. If it is killed after the commit, the
 index does not contain the new files. The next merge then reads their keys from the target.
@@ -22,7 +24,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -30,7 +32,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from deltalake.exceptions import CommitFailedError
+from deltalake.exceptions import CommitFailedError, DeltaError
 from pyroaring import BitMap
 
 from cdc.delta_protocol.actions import Action, add_action, commit_info
@@ -40,6 +42,8 @@ from cdc.failpoint import hit
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN
 from pipelines.sinks.delta import file_compaction
 from pipelines.sinks.delta.background_indexing import BackgroundIndexing, IndexingThread
+from pipelines.sinks.delta.change_data_files import CHANGE_DATA_FEED, changed_rows, write_change_data
+from pipelines.sinks.delta.copy_on_write import FileRewriter
 from pipelines.sinks.delta.damaged_commits import TXN_NAMED
 from pipelines.sinks.delta.file_compaction import RewrittenFile
 from pipelines.sinks.delta.file_search import WantedKeys, concatenated, may_have_keys
@@ -52,15 +56,29 @@ from pipelines.sinks.delta.indexed.delta_log import (
 )
 from pipelines.sinks.delta.indexed.key_hashes import hash_keys
 from pipelines.sinks.delta.indexed.key_index import ON_DISK, FoundRows, KeyHashes, KeyIndex, PreparedRun
-from pipelines.sinks.delta.new_data_files import SMALL_SAMPLE_ROWS, parquet_options, statistics
+from pipelines.sinks.delta.new_data_files import SMALL_SAMPLE_ROWS, parquet_options, statistics, with_all_columns
+from pipelines.sinks.delta.row_constraints import check_constraints
 from pipelines.sinks.delta.target_columns import OP, POSITION_KEY
 from pipelines.sinks.delta.target_layout import DELETION_VECTORS, rows_by_partition
 
 FEATURES: Final = frozenset(
-    {"appendOnly", "invariants", "deletionVectors", "timestampNtz", "changeDataFeed", "variantType"}
+    {
+        "appendOnly",
+        "changeDataFeed",
+        "checkConstraints",
+        "deletionVectors",
+        "generatedColumns",
+        "invariants",
+        "timestampNtz",
+        "variantType",
+    }
 )
-"""Features that a table of this writer may have. Its properties must not enable `appendOnly` or `changeDataFeed`."""
-NO_VECTORS: Final = "deletion vectors are not enabled"
+"""Features that a table of this writer may have. A table with `generatedColumns` must not have such a column."""
+APPEND_ONLY: Final = "delta.appendOnly"
+"""Property of a Delta table: `true` if its rows must neither change nor be deleted."""
+_COLUMN_MAPPING: Final = "delta.columnMapping.mode"
+_COMPUTED: Final = {"delta.generationExpression": "generated", "delta.identity.": "identity"}
+"""Start of a key in the metadata of a column whose values a writer computes → kind of the column."""
 _INDEXED_AT_ONCE: Final = 2_000_000
 """Number of rows at which the rows hashed so far are added to an index; each needs 32 bytes of memory."""
 
@@ -93,6 +111,20 @@ class NewFile:
 
 
 @dataclass(frozen=True, slots=True)
+class RemovedRows:
+    """What a commit needs in order to remove old rows from a table."""
+
+    actions: Sequence[Action]
+    """The `remove` actions of the data files with old rows."""
+    paths: Sequence[str]
+    """Paths of the data files that leave the table."""
+    files: Sequence[LiveFile]
+    """The data files with new deletion vectors, or those that take the place of `paths`."""
+    copied: int
+    """Bytes of the data files that were written again."""
+
+
+@dataclass(frozen=True, slots=True)
 class IndexedRewrite:
     """A rewritten data file that no commit has added yet, with the entries of its keys for the index."""
 
@@ -102,18 +134,21 @@ class IndexedRewrite:
     entries: PreparedRun
 
 
-def refusal(files: LiveFiles, schema: pa.Schema) -> str | None:
-    """Return why this writer cannot write a table, as a clause; None if it can. schema: the columns of the table."""
+def refusal(files: LiveFiles) -> str | None:
+    """Return why this writer cannot write a table, as a clause; None if it can."""
     if unknown := sorted(files.features - FEATURES):
         return f"the table has unsupported features {', '.join(unknown)}"
-    if "deletionVectors" not in files.features or files.configuration.get(DELETION_VECTORS) != "true":
-        return NO_VECTORS
-    for name in ("delta.enableChangeDataFeed", "delta.appendOnly"):
-        if files.configuration.get(name) == "true":
-            return f"table property {name} is true"
-    if any(not column.nullable for column in schema) or "delta.invariants" in str(files.metadata.get("schemaString")):
-        return "the table has columns with constraints"
+    if files.configuration.get(_COLUMN_MAPPING, "none") != "none":
+        return f"table property {_COLUMN_MAPPING} is set"
+    for key, kind in _COMPUTED.items():
+        if f'"{key}' in str(files.metadata.get("schemaString")):
+            return f"the table has {kind} columns"
     return None
+
+
+def has_vectors(files: LiveFiles) -> bool:
+    """Return whether writers of a table may mark rows as deleted instead of writing their files again."""
+    return "deletionVectors" in files.features and files.configuration.get(DELETION_VECTORS) == "true"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,15 +192,21 @@ class IndexedTable:
         self._bounds_first = indexing.bounds_first
         self._background = BackgroundIndexing(self.index, indexing.thread, self._hashes_in)
 
-    def merge(self, source: pa.Table, marker: Action, columns: pa.Schema, described: Sequence[str]) -> None:
+    def merge(
+        self, source: pa.Table, marker: Action, columns: pa.Schema, described: Sequence[str], *, copies: bool = False
+    ) -> int:
         """Merge rows into the table, in one commit with the action `marker`.
 
-        source: as in writers.merge_with_delta_rs. columns: the columns of the table. described: the columns that get
-        file statistics. Raises CommitFailedError if other clients commit during each attempt, or change columns.
+        source: as in Writers.merge. columns: the columns of the table. described: the columns that get file statistics.
+        copies: write data files with old rows again, even if the table has deletion vectors. Returns the bytes of the
+        data files that were written again. Raises CommitFailedError if other clients commit during each attempt, or
+        change columns. Raises DeltaError for rows that violate a constraint of the table, and if old rows of an
+        append-only table would be removed.
         """
         hashes, numbers = hash_keys([source[name] for name in self.key], self.index.secret)
         rows = NewRows(source, self.key, hashes, numbers)
         written: tuple[pa.Table, list[NewFile]] | None = None
+        rewriter = FileRewriter(self._storage, columns.names, described)
         for attempt in range(ATTEMPTS):
             if attempt:
                 self._read_conflict()
@@ -173,16 +214,26 @@ class IndexedTable:
             self.index_new_files()
             found = self._live_matches(self._find(source, hashes), numbers)
             found, stays = self._later_matches(rows, found)
+            if found.files.size and self.files.configuration.get(APPEND_ONLY) == "true":
+                raise DeltaError("the table is append-only, but the batch changes or deletes rows of it")
             upserts = self._upserts(rows, stays)
             table = self._new_table(rows.source, upserts, found, columns)
             if written is None or not written[0].equals(table):
+                check_constraints(self.files, table, columns)
                 written = table, self._write_files(rows, upserts, table, described)
                 hit("delta_indexed_after_files")
-            if self._commit(found, written[1], marker):
+            removed = self._remove(found, rewriter if copies or not self.has_vectors else None)
+            changes = self._change_data(found, upserts, table, columns)
+            if self._commit(removed, written[1], changes, marker):
                 self.index.add({new.file.add["path"]: (new.hashes, new.rows) for new in written[1]})
                 hit("delta_indexed_after_index")
-                return
+                return removed.copied
         raise CommitFailedError("other clients committed to the table during each attempt to merge the batch")
+
+    @property
+    def has_vectors(self) -> bool:
+        """Whether the table has deletion vectors."""
+        return has_vectors(self.files)
 
     def read_commits(self, version: int = -1) -> None:
         """Read the commits of other writers, at least up to `version`. Raises LogNotReadable and DamagedVector.
@@ -279,22 +330,23 @@ class IndexedTable:
         Arguments as in file_compaction.write.
         """
         written = file_compaction.write(self._storage, sources, columns, described, pace)
+        hit("delta_rewrite_written")
         number = self.index.new_number()
         return IndexedRewrite(written, number, self.index.prepare({number: self._hashes_in(written.file)}))
 
-    def commit_rewrite(self, done: IndexedRewrite, signature: Action, columns: pa.Schema) -> bool:
+    def commit_rewrite(self, done: IndexedRewrite, signature: Action) -> bool:
         """Replace data files by the file that `rewrite` wrote; return whether that was done. No merge may run.
 
-        signature: as in file_compaction.commit. columns: the columns of the table.
+        signature: as in file_compaction.commit.
         """
         try:
-            return self._commit_rewrite(done, signature, columns)
+            return self._commit_rewrite(done, signature)
         finally:
             self.index.discard(done.entries)
 
-    def _commit_rewrite(self, done: IndexedRewrite, signature: Action, columns: pa.Schema) -> bool:
+    def _commit_rewrite(self, done: IndexedRewrite, signature: Action) -> bool:
         self.files.advance()
-        if refusal(self.files, columns) is not None:
+        if refusal(self.files) is not None or not self.has_vectors:
             return False
         if not file_compaction.commit(self._storage, self.files, done.written, signature):
             return False
@@ -455,44 +507,70 @@ class IndexedTable:
         self._storage.write(path, content)
         return LiveFile(add_action(path, content.size, statistics(rows, described), values))
 
-    def _commit(self, found: FoundRows, new: Sequence[NewFile], marker: Action) -> bool:
-        """Write the deletion vectors and commit; return False if another client committed first."""
-        changed, removed, actions = self._with_deleted(found)
-        actions += [{"add": file.add} for file in changed] + [{"add": one.file.add} for one in new]
+    def _commit(self, removed: RemovedRows, new: Sequence[NewFile], changes: Sequence[Action], marker: Action) -> bool:
+        """Commit new files and removed rows; return False if another client committed first.
+
+        changes: the actions of the change data files.
+        """
+        added = [*removed.files, *(one.file for one in new)]
         hit("delta_indexed_before_commit")
         info = commit_info("MERGE", engineInfo="cdc", **{TXN_NAMED: marker["txn"]["appId"]})
+        actions = [info, *removed.actions, *({"add": file.add} for file in added), *changes, marker]
         try:
-            self.files.commit([info, *actions, marker], [*removed, *changed, *(one.file for one in new)])
+            self.files.commit(actions, [*removed.paths, *added])
         except FileExistsError:
             return False
-        for path in removed:  # if a RESTORE adds the file again, a merge of runs may have dropped its entries
+        for path in removed.paths:  # if a RESTORE adds the file again, a merge of runs may have dropped its entries
             self._forget(path)
         hit("delta_indexed_after_commit")
         return True
 
-    def _with_deleted(self, found: FoundRows) -> tuple[list[LiveFile], list[str], list[Action]]:
-        """Write deletion vectors for the found rows, and return what the commit needs.
+    def _change_data(self, found: FoundRows, upserts: np.ndarray, new: pa.Table, columns: pa.Schema) -> list[Action]:
+        """Write the change data files of a commit; return their actions. The list is empty if it needs none.
 
-        Returns the files with new deletion vectors, the paths of files in which every row is deleted, and the `remove`
-        actions of both.
+        found: the rows that leave the table. new: the rows that come. upserts: for each of them, the number of its
+        source row.
+        """
+        if not found.files.size or self.files.configuration.get(CHANGE_DATA_FEED) != "true":
+            return []
+        wanted = found.wanted[np.argsort(found.files, kind="stable")]
+        rows = changed_rows(
+            self._old_values(found, columns),
+            np.isin(wanted, upserts),
+            with_all_columns(new, columns),
+            np.isin(upserts, wanted),
+        )
+        return write_change_data(self._storage, rows, self.files.partition_columns)
+
+    def _remove(self, found: FoundRows, rewriter: FileRewriter | None) -> RemovedRows:
+        """Write what a commit needs in order to remove the found rows: deletion vectors, or new files.
+
+        rewriter: writes the data files of the rows again; None: the rows get deletion vectors.
         """
         path_of = self._paths
-        kept, removed, actions = list[tuple[LiveFile, BitMap]](), list[str](), list[Action]()
+        kept, paths, actions = list[LiveFile](), list[str](), list[Action]()
         for number in np.unique(found.files).tolist():
             gone = found.rows[found.files == number].astype(np.uint32)
             file = self.files.by_path[path_of[number]]
             deleted = file.deleted | BitMap(gone)
             actions.append(file.remove())
             if len(deleted) == self._rows_in(file):
-                removed.append(file.add["path"])
+                paths.append(file.add["path"])
             else:
-                kept.append((file, deleted))
-        if not kept:
-            return [], removed, actions
-        path, content, vectors = encode([deleted for _, deleted in kept])
+                kept.append(replace(file, deleted=deleted))
+        if rewriter is None:
+            return RemovedRows(actions, paths, self._with_vectors(kept), 0)
+        copies = rewriter.write(kept)
+        paths += [file.add["path"] for file in kept]
+        return RemovedRows(actions, paths, copies, sum(file.add["size"] for file in copies))
+
+    def _with_vectors(self, files: Sequence[LiveFile]) -> list[LiveFile]:
+        """Write deletion vectors with the deleted rows of data files; return the files with them."""
+        if not files:
+            return []
+        path, content, vectors = encode([file.deleted for file in files])
         self._storage.write(path, content)
-        changed = [file.without(deleted, vector) for (file, deleted), vector in zip(kept, vectors, strict=True)]
-        return changed, removed, actions
+        return [file.without(file.deleted, vector) for file, vector in zip(files, vectors, strict=True)]
 
     def _rows_in(self, file: LiveFile) -> int:
         """Return the number of rows in a data file, including deleted ones."""

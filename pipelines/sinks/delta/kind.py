@@ -41,7 +41,7 @@ class DeltaKind:
 
     def executors_can_write(self, sink: DeltaSinkDefinition, has_delta: Callable[[], bool]) -> bool:
         """See SinkKind.executors_can_write."""
-        return sink.writer is not WriterChoice.DELTA_RS and has_delta()
+        return sink.writer is not WriterChoice.COPY_ON_WRITE and has_delta()
 
     def sharing(
         self, sink: DeltaSinkDefinition, built: Iterable[TableRecord], before: Mapping[int, TableRecord]

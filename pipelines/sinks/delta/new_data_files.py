@@ -208,6 +208,15 @@ def statistics(rows: pa.Table, columns: Sequence[str]) -> str:
     return found.to_json()
 
 
+def with_all_columns(rows: pa.Table, columns: pa.Schema) -> pa.Table:
+    """Return the rows with all columns of a table, in its order; a column that `rows` does not have is null."""
+    values = [
+        rows[field.name].cast(field.type) if field.name in rows.column_names else pa.nulls(rows.num_rows, field.type)
+        for field in columns
+    ]
+    return pa.table(values, schema=columns)
+
+
 def delta_bounds(values: pa.ChunkedArray | pa.Array) -> list[Any] | None:
     """Convert least or greatest values of a column to the form that Delta statistics contain.
 

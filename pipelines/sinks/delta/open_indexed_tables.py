@@ -16,14 +16,13 @@ from deltalake.exceptions import CommitFailedError
 
 from cdc.delta_protocol.actions import txn_action
 from cdc.delta_protocol.table_storage import storage_of
+from pipelines.sinks.delta.current_version import IndexedCommit
 from pipelines.sinks.delta.damage_errors import reading_files
 from pipelines.sinks.delta.delta_log_cleanup import CHECKPOINT_EVERY
 from pipelines.sinks.delta.delta_target import DeltaTarget, TxnMarker
 from pipelines.sinks.delta.indexed.delta_log import LiveFiles, LogNotReadable
-from pipelines.sinks.delta.indexed.key_hashes import can_hash
-from pipelines.sinks.delta.indexed_writer import NO_VECTORS, IndexedRows, IndexedTable, Indexing, refusal
+from pipelines.sinks.delta.indexed_writer import IndexedRows, IndexedTable, Indexing, refusal
 from pipelines.sinks.delta.merge_source import RowFinder
-from pipelines.sinks.delta.target_layout import DELETION_VECTORS
 
 UNUSED_FOR: Final = 7 * 86_400.0
 """Seconds after which the index of a target is removed from disk, if it was not written meanwhile."""
@@ -59,16 +58,22 @@ class IndexedTargets:
             log.info("a target is written without the indexed writer", target=target.uri, reason=reason)
         return reason is None
 
-    def merge(self, target: DeltaTarget, source: pa.Table, key: tuple[str, ...], marker: TxnMarker) -> None:
-        """Merge `source` into `target`, after `can_merge` allowed it. Arguments as in writers.merge_with_delta_rs."""
+    def merge(
+        self, target: DeltaTarget, source: pa.Table, key: tuple[str, ...], marker: TxnMarker, *, copies: bool = False
+    ) -> None:
+        """Merge `source` into `target`, after `can_merge` allowed it. Arguments as in Writers.merge.
+
+        copies: as in IndexedTable.merge.
+        """
         table, since = self._tables[target.uri][_rows(target)], target.version
+        txn, described = txn_action(marker.app_id, marker.version), target.statistics_columns
         with reading_files(target.uri):
             table.read_commits(since)  # since the choice of the writer, rows may have been erased
-            if table.key != key or refusal(table.files, target.all_columns) is not None:
+            if table.key != key or refusal(table.files) is not None:
                 raise CommitFailedError("the target changed between the choice of the writer and the merge")
-            table.merge(source, txn_action(marker.app_id, marker.version), target.columns, target.statistics_columns)
+            copied = table.merge(source, txn, target.columns, described, copies=copies)
         target.current.record_own_commit(since, table.files.version, marker.transactions)
-        target.current.indexed_commit = table.files.version
+        target.current.indexed_commit = IndexedCommit(table.files.version, copied)
         write_due_checkpoint(target, table.files)
 
     def row_finder(self, target: DeltaTarget, key: tuple[str, ...], null_column: str | None = None) -> RowFinder:
@@ -137,16 +142,12 @@ class IndexedTargets:
         if known is not None and (known.key != key or known.files.metadata.get("id") != str(table_id)):
             self._tables[target.uri].pop(wanted).close()
             known = None
-        if any(not can_hash(target.columns.field(column).type) for column in key):
-            return "a key column has a nested type"
-        if target.read_property(DELETION_VECTORS) != "true":
-            return NO_VECTORS
         try:
             if known is None:
                 storage = storage_of(target.uri)
                 first = target.first_commit
                 files = LiveFiles.read(storage) if first is None else LiveFiles.after_first_commit(storage, first)
-                if (reason := refusal(files, target.all_columns)) is not None:
+                if (reason := refusal(files)) is not None:
                     return reason
                 rows = IndexedRows(key, target.part.relation, null_column)
                 known = IndexedTable(storage, files, self._folder_of(target.uri, rows), rows, self._indexing)
@@ -154,7 +155,7 @@ class IndexedTargets:
             known.read_commits(target.version)
         except LogNotReadable as exc:
             return str(exc)
-        return refusal(known.files, target.all_columns)
+        return refusal(known.files)
 
     def _of(self, target: DeltaTarget) -> Mapping[_Rows, IndexedTable]:
         return self._tables.get(target.uri, {})

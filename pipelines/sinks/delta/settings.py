@@ -20,13 +20,12 @@ from pipelines.types import ColumnPolicies, Policy, TypePolicy
 class Writer(StrEnum):
     """The engine that writes the targets."""
 
-    #: The indexed writer, if it can write the target. Otherwise delta-rs, if the merge fits into the memory of the
-    #: driver or if Spark cannot write Delta. Otherwise Spark.
+    #: The indexed writer on the driver for small batches, and Spark for large ones and for what it cannot write.
     AUTO = "auto"
-    #: The indexed writer on the driver; delta-rs for targets that it cannot write.
+    #: The indexed writer on the driver, whatever the size.
     INDEXED = "indexed"
-    #: delta-rs on the driver, whatever the size.
-    DELTA_RS = "delta-rs"
+    #: The indexed writer on the driver, whatever the size; it writes data files again instead of deletion vectors.
+    COPY_ON_WRITE = "copy-on-write"
     #: Spark, whatever the size.
     SPARK = "spark"
 
@@ -103,10 +102,10 @@ class DeltaSettings:
 
     def uses_index(self, schema: TableSchema) -> bool:
         """Return whether a table has a key and a writer with a key index; its target may still not support an index."""
-        return bool(schema.key) and self.writer_of(schema.topic) in {Writer.AUTO, Writer.INDEXED}
+        return bool(schema.key) and self.writer_of(schema.topic) is not Writer.SPARK
 
     def has_vectors(self, topic: str) -> bool:
-        """Return whether the target of a table is created with deletion vectors, which the indexed writer needs."""
+        """Return whether the target of a table is created with deletion vectors."""
         changes_rows = self.of(topic).history_mode is not HistoryMode.CHANGES
         return self.writer_of(topic) in {Writer.AUTO, Writer.INDEXED} and not self.is_staged and changes_rows
 

@@ -197,16 +197,18 @@ class DeltaSink:
     @contextmanager
     def _watch(self, target: DeltaTarget, topic: str) -> Iterator[None]:
         """Report commits that other clients made to the target before or during the `with` block. Count the bytes that
-        the block rewrites; the indexed writer rewrites none.
+        the block rewrites.
         """
         commits, indexed, version = self.parts.external_commits, self.parts.writers.indexed, target.version
         files = None if indexed.has_open_index(target) else target.actions
         commits.before(target, topic, self.parts.published.versions.get(target.uri))
         yield
-        is_indexed = target.version == version + 1 and target.current.is_indexed_commit
-        if target.version != version and not is_indexed:
+        copied = target.current.copied if target.version == version + 1 else None
+        if target.version != version and copied is None:
             before = target.actions_at(version) if files is None else files
-            self.commit_rate.add_rewritten(topic, rewritten_bytes(before, target.actions))
+            copied = rewritten_bytes(before, target.actions)
+        if copied:
+            self.commit_rate.add_rewritten(topic, copied)
         commits.after(target, topic)
 
     def record(self, batch: TableBatch, target: DeltaTarget, position: int) -> TableRecord:
@@ -287,7 +289,7 @@ class DeltaSink:
 
     def takes_parts(self, schema: TableSchema) -> bool:
         """See ExecutorSink.takes_parts. Executors write the latest state of a table, and every history, if Spark knows
-        Delta. The writers `indexed` and `delta-rs` merge on the driver, also if a rule sets them.
+        Delta. The writers `indexed` and `copy-on-write` merge on the driver, also if a rule sets them.
         """
         settings, writers = self._settings, self.parts.writers
         if not writers.by_executors or schema.relation in self._by_driver:

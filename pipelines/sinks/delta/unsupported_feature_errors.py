@@ -40,6 +40,11 @@ def unsupported(uri: str, features: tuple[str, ...], operation: str = "", *, rem
     )
 
 
+def only_spark_writes(uri: str, reason: str) -> TargetUnusable:
+    """Make the error for a target that only Spark can write. reason: why the driver cannot, as a clause."""
+    return TargetUnusable(f"the driver cannot write target {uri!r}: {reason}", remedy=BY_SPARK)
+
+
 @contextmanager
 def translate_refusals(uri: str) -> Iterator[None]:
     """Raise TargetUnusable if delta-rs or Spark refuses the table features of the target at `uri` during the block."""

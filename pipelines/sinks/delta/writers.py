@@ -1,30 +1,29 @@
-"""Writers: merge a batch into a Delta target with the indexed writer, delta-rs or Spark, in one commit with its `txn`.
+"""Writers: merge a batch into a Delta target with the indexed writer or Spark, in one commit with its `txn`.
 
-All engines get the same source rows and the same conditions (`MergeSpec`). The source row of a delete has the key,
-position and ordinal of the delete, and nulls elsewhere. In a table without a key, it has position and ordinal of the
-target row to delete. A change deletes a target row only if the (position, ordinal) of the change is later. A change
+Both engines get the same source rows and follow the same conditions (`MergeSpec`). The source row of a delete has the
+key, position and ordinal of the delete, and nulls elsewhere. In a table without a key, it has position and ordinal of
+the target row to delete. A change deletes a target row only if the (position, ordinal) of the change is later. A change
 replaces a target row only if its (position, ordinal) is later or equal. An equal pair is the same change: after a crash
 it is merged again, perhaps under a newer schema.
 
-The indexed writer merges where it can (pipelines.sinks.delta.indexed_writer). Otherwise delta-rs merges what fits into
-the memory of the driver, and Spark the rest.
+The indexed writer merges what the driver has (pipelines.sinks.delta.indexed_writer). Spark merges the rows that its
+executors have, and the targets that the indexed writer cannot write. Rows that replace no others are appended by
+delta-rs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from deltalake import write_deltalake
 
 from cdc.errors import DeltaJarMissing
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN
 from pipelines.sinks.contract import SparkAwaited, TableBatch
 from pipelines.sinks.delta.delta_target import DeltaTarget, TxnMarker
+from pipelines.sinks.delta.new_data_files import with_all_columns
 from pipelines.sinks.delta.open_indexed_tables import IndexedTargets
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.shared_directory import SharedDirectories
@@ -38,16 +37,12 @@ from pipelines.sinks.delta.spark_target import (
     transaction,
 )
 from pipelines.sinks.delta.target_columns import OP, POSITION_KEY
-from pipelines.sinks.delta.target_layout import TargetLayout, backticked, double_quoted
-from pipelines.sinks.delta.unsupported_feature_errors import MOVE_AND_REBUILD, unsupported
+from pipelines.sinks.delta.target_layout import TargetLayout, backticked
+from pipelines.sinks.delta.unsupported_feature_errors import MOVE_AND_REBUILD, only_spark_writes, unsupported
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-MAX_BATCH_BYTES: Final = 64 << 20
-"""Maximum size, in bytes of Arrow rows, of a batch that delta-rs merges; it needs about six times as much memory."""
-MAX_CANDIDATE_BYTES: Final = 512 << 20
-"""Maximum bytes of target files that a merge by delta-rs may read, because its memory grows with them."""
 SOURCE: Final = "s"
 TARGET: Final = "t"
 
@@ -61,7 +56,7 @@ class Writers:
         self.indexed = IndexedTargets(settings.index_folder)
         self.by_executors = False
         """Whether executors may write files of targets, which the driver commits: a session that knows Delta is
-        attached, and the writer is not `delta-rs`. They need no Hadoop file system for an object store.
+        attached, and the writer is not `copy-on-write`. They need no Hadoop file system for an object store.
         """
         self.by_spark = False
         """Whether Spark itself may write targets at the path of the sink."""
@@ -71,7 +66,7 @@ class Writers:
     def attach(self, spark: SparkSession) -> None:
         """Use this Spark session for merges from now on."""
         self._spark = spark
-        self.by_executors = self.wanted is not Writer.DELTA_RS and can_write_delta(spark)
+        self.by_executors = self.wanted is not Writer.COPY_ON_WRITE and can_write_delta(spark)
         self.by_spark = self.spark_reaches(self._path)
 
     def spark_reaches(self, path: str) -> bool:
@@ -84,7 +79,7 @@ class Writers:
             raise DeltaJarMissing(
                 f"sink {sink!r} has writer 'spark', but Spark has no Hadoop file system for path {self._path!r}",
                 remedy="add hadoop-aws (or the package of the store) to spark.conf, or set writer to 'auto' or "
-                "'delta-rs'",
+                "'indexed'",
             )
 
     def check_directory(self, uri: str) -> None:
@@ -124,32 +119,23 @@ class Writers:
         """Return which writer merges `source` into `target`.
 
         key: the columns by which source rows find target rows; empty if the rows are only appended. Raises SparkAwaited
-        if the merge needs Spark and Spark has not started yet.
+        if the merge needs Spark and Spark has not started yet, and TargetUnusable if no writer can write the target.
         """
         wanted = self._writer_of(batch.schema.topic)
         if not isinstance(source, pa.Table) or isinstance(target, SparkTarget):
-            return Writer.DELTA_RS if wanted is Writer.DELTA_RS else Writer.SPARK
-        if key and wanted in {Writer.AUTO, Writer.INDEXED} and self.indexed.can_merge(target, key):
-            return Writer.INDEXED
-        if wanted is Writer.SPARK and self.wanted is not Writer.SPARK and self._spark is None:
-            raise SparkAwaited(f"a rule sets writer 'spark' for table {batch.schema.topic!r}: waiting for Spark")
-        if wanted is not Writer.AUTO:
-            return Writer.SPARK if wanted is Writer.SPARK else Writer.DELTA_RS
-        return self._by_size(target, batch, source, key)
-
-    def _by_size(self, target: DeltaTarget, batch: TableBatch, source: pa.Table, key: tuple[str, ...]) -> Writer:
-        """Return delta-rs if the merge fits into the driver's memory or Spark cannot write the target; otherwise Spark.
-
-        Raises SparkAwaited if Spark is needed and has not started yet.
-        """
-        if fits_delta_rs(target, source, key) or (self._spark is not None and not self.spark_reaches(target.uri)):
-            return Writer.DELTA_RS
-        if self._spark is not None:
             return Writer.SPARK
-        raise SparkAwaited(
-            f"the batch of table {batch.schema.topic!r}, or the changed part of its target, is too large for delta-rs: "
-            "waiting for Spark"
-        )
+        if wanted is Writer.SPARK:
+            if self.wanted is not Writer.SPARK and self._spark is None:
+                raise SparkAwaited(f"a rule sets writer 'spark' for table {batch.schema.topic!r}: waiting for Spark")
+            return Writer.SPARK
+        if not key or self.indexed.can_merge(target, key):
+            return Writer.COPY_ON_WRITE if wanted is Writer.COPY_ON_WRITE else Writer.INDEXED
+        reason = self.indexed.refused[target.uri]
+        if wanted is Writer.AUTO and self._spark is None:
+            raise SparkAwaited(f"the driver cannot write target {target.uri!r} ({reason}): waiting for Spark")
+        if wanted is Writer.AUTO and self.spark_reaches(target.uri):
+            return Writer.SPARK
+        raise only_spark_writes(target.uri, reason)
 
     def merge(
         self,
@@ -161,86 +147,22 @@ class Writers:
     ) -> None:
         """Merge `source` into `target` with the chosen writer, in one commit with the `txn` of `marker`.
 
-        key: the columns by which source rows find target rows; empty: append the rows. Raises CommitFailedError if
-        another driver merged the same range meanwhile. Without this error, the merge could insert rows
-        again that the other driver deleted in a later range.
+        source: rows with the target's columns and the column `_op`, which is `u` or `d`. key: the columns by which
+        source rows find target rows; empty: append the rows, which have no column `_op`. Raises CommitFailedError if
+        another driver merged the same range meanwhile. Without this error, the merge could insert rows again that the
+        other driver deleted in a later range.
         """
         target.check_not_committed(marker)
         if writer is Writer.SPARK:
             self.check_directory(target.uri)
-        with ONE_SPARK_WRITE if writer is Writer.SPARK else nullcontext():
-            if writer is Writer.INDEXED:
-                self.indexed.merge(target, source, key, marker)
-            elif writer is Writer.SPARK:
+            with ONE_SPARK_WRITE:
                 spark = require_delta(self._spark)
                 frame = frame_of(spark, source) if isinstance(source, pa.Table) else source
                 merge_with_spark(target, frame, key, marker)
-            else:
-                merge_with_delta_rs(target, source, key, marker)
-
-
-def fits_delta_rs(target: DeltaTarget, source: pa.Table, key: Sequence[str]) -> bool:
-    """Return whether a merge by delta-rs fits into the memory of the driver. Reads no file.
-
-    delta-rs has several copies of the batch in memory, and rewrites the files that may contain a key of the batch. key:
-    the key columns; empty: the rows are only appended.
-    """
-    if source.nbytes > MAX_BATCH_BYTES:
-        return False
-    if not key or target.files()[1] <= MAX_CANDIDATE_BYTES:
-        return True
-    return candidates(target.actions, source, key) <= MAX_CANDIDATE_BYTES
-
-
-def candidates(files: pa.Table, source: pa.Table, key: Sequence[str]) -> int:
-    """Return the total bytes of the target files that may contain a key of the source rows.
-
-    files: the live files, with `size_bytes` and the columns `min.<name>` and `max.<name>` for each key column. A file
-    without these bounds may contain any key.
-    """
-    may = pa.array([True] * files.num_rows, pa.bool_())
-    for name in key:
-        if f"min.{name}" not in files.column_names or f"max.{name}" not in files.column_names:
-            continue
-        try:
-            found = pc.min_max(source[name])
-            meets = pc.and_(
-                pc.less_equal(files[f"min.{name}"], found["max"]), pc.greater_equal(files[f"max.{name}"], found["min"])
-            )
-        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
-            continue  # bounds in another type than the column's
-        may = pc.and_(may, pc.fill_null(meets, fill_value=True))
-    return pc.sum(files["size_bytes"].filter(may)).as_py() or 0
-
-
-def merge_with_delta_rs(target: DeltaTarget, source: pa.Table, key: tuple[str, ...], marker: TxnMarker) -> None:
-    """Merge `source` into `target` with delta-rs, in one commit with the `txn` of `marker`.
-
-    source: rows with the target's columns and the column `_op`, which is `u` or `d`. If the target is empty, the rows
-    with `_op` `u` are appended, and all others are ignored. If `key` is empty, `source` has no column `_op`, and all
-    of its rows are appended.
-    """
-    if not key:
-        append_with_delta_rs(target, source, marker)
-        return
-    if not target.files()[0]:
-        upserts = source.filter(pc.equal(source[OP], "u")).drop_columns([OP])
-        append_with_delta_rs(target, upserts, marker)
-        return
-    columns, since = tuple(name for name in source.column_names if name != OP), target.version
-    spec = MergeSpec(key, columns, double_quoted, target.part.relation)
-    merger = target.table.merge(
-        source,
-        spec.condition,
-        source_alias=SOURCE,
-        target_alias=TARGET,
-        # the source is in memory; its key range then prunes files of the target
-        streamed_exec=False,
-        commit_properties=marker.properties,
-    )
-    merger = merger.when_matched_delete(spec.deletes).when_matched_update(spec.assignments, spec.updates)
-    merger.when_not_matched_insert(spec.assignments, spec.inserts).execute()
-    target.current.record_commit(since, marker.transactions)
+        elif key:
+            self.indexed.merge(target, source, key, marker, copies=writer is Writer.COPY_ON_WRITE)
+        else:
+            append_with_delta_rs(target, source, marker)
 
 
 def append_with_delta_rs(target: DeltaTarget, rows: pa.Table, marker: TxnMarker) -> None:
@@ -248,19 +170,16 @@ def append_with_delta_rs(target: DeltaTarget, rows: pa.Table, marker: TxnMarker)
 
     The commit keeps the column metadata of the target, because the metadata of `rows` may be older.
     """
-    for field in target.columns:
-        if field.name not in rows.column_names:
-            rows = rows.append_column(field, pa.nulls(rows.num_rows, field.type))
-    metadata = {field.name: field.metadata for field in target.columns}
-    schema = pa.schema([field.with_metadata(metadata[field.name]) for field in rows.schema])
-    write_deltalake(
-        target.table, pa.table(rows.columns, schema=schema), mode="append", commit_properties=marker.properties
-    )
+    complete = with_all_columns(rows, target.columns)
+    write_deltalake(target.table, complete, mode="append", commit_properties=marker.properties)
     target.refresh()
 
 
 def merge_with_spark(target: DeltaTarget, source: DataFrame, key: tuple[str, ...], marker: TxnMarker) -> None:
-    """Merge `source` into `target` with Spark. Arguments and effect are those of `merge_with_delta_rs`."""
+    """Merge `source` into `target` with Spark. Arguments as in Writers.merge.
+
+    If the target is empty, the rows with `_op` `u` are appended, and all others are ignored.
+    """
     if not key:
         _append_with_spark(target, source, marker)
         return
@@ -270,7 +189,7 @@ def merge_with_spark(target: DeltaTarget, source: DataFrame, key: tuple[str, ...
     from delta.tables import DeltaTable as SparkDeltaTable
 
     columns = tuple(name for name in source.columns if name != OP)
-    spec, spark = MergeSpec(key, columns, backticked, target.part.relation), source.sparkSession
+    spec, spark = MergeSpec(key, columns, target.part.relation), source.sparkSession
     with transaction(spark, marker.app_id, marker.version):
         merger = SparkDeltaTable.forPath(spark, target.uri).alias(TARGET).merge(source.alias(SOURCE), spec.condition)
         merger = merger.whenMatchedDelete(spec.deletes).whenMatchedUpdate(spec.updates, spec.assignments)
@@ -286,13 +205,12 @@ def _append_with_spark(target: DeltaTarget, rows: DataFrame, marker: TxnMarker) 
 
 @dataclass(frozen=True, slots=True)
 class MergeSpec:
-    """The conditions and assignments of a MERGE as SQL expressions, with identifiers quoted for one engine."""
+    """The conditions and assignments of a MERGE as expressions in Spark SQL."""
 
     key: tuple[str, ...]
     """Delta names of the key columns; POSITION_KEY for a table without a key."""
     columns: tuple[str, ...]
     """Delta names of all columns of the source rows except `_op`; `_position` and `_ordinal` are included."""
-    quote: Callable[[str], str]
     relation: int | None = None
     """The relation whose rows are merged, if several tables share the target; otherwise None."""
 
@@ -326,7 +244,7 @@ class MergeSpec:
     @property
     def assignments(self) -> dict[str, str]:
         """Target column → source expression, for updates and inserts."""
-        return {self.quote(name): self._source(name) for name in self.columns}
+        return {backticked(name): self._source(name) for name in self.columns}
 
     def _after(self, comparison: str) -> str:
         position, ordinal = POSITION_COLUMN, ORDINAL_COLUMN
@@ -337,7 +255,7 @@ class MergeSpec:
         return f"({self._source(position)} > {self._target(position)} OR ({same} AND {within}) OR {unpositioned})"
 
     def _source(self, name: str) -> str:
-        return f"{SOURCE}.{self.quote(name)}"
+        return f"{SOURCE}.{backticked(name)}"
 
     def _target(self, name: str) -> str:
-        return f"{TARGET}.{self.quote(name)}"
+        return f"{TARGET}.{backticked(name)}"

@@ -118,10 +118,10 @@ def test_rows_are_equal_bit_by_bit_and_a_null_equals_a_null() -> None:
 
 @pytest.fixture(name="sink")
 def _sink(request: pytest.FixtureRequest, tmp_path: Path) -> DeltaSink:
-    return opened(tmp_path, getattr(request, "param", Writer.DELTA_RS))
+    return opened(tmp_path, getattr(request, "param", Writer.COPY_ON_WRITE))
 
 
-def opened(folder: Path, writer: Writer = Writer.DELTA_RS, spark: object = None) -> DeltaSink:
+def opened(folder: Path, writer: Writer = Writer.COPY_ON_WRITE, spark: object = None) -> DeltaSink:
     sink = DeltaSink(DeltaSettings("lake", f"{folder}/{{schema}}/{{table}}", writer), spark)  # type: ignore[arg-type]
     sink.open("log-1")
     return sink

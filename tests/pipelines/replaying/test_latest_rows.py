@@ -91,7 +91,7 @@ def test_a_value_that_a_later_change_replaced_stops_nothing(spark: SparkSession,
 @pytest.mark.slow
 def test_parts_build_what_the_driver_builds(spark: SparkSession, shop: ShopPipeline) -> None:
     right = tables_of(rebuilt(shop, delta(shop, "plain"), ("shop.*",)))
-    assert tables_of(rebuilt(shop, delta(shop, "parts", Writer.DELTA_RS), ("shop.*",), spark)) == right
+    assert tables_of(rebuilt(shop, delta(shop, "parts", Writer.COPY_ON_WRITE), ("shop.*",), spark)) == right
 
 
 @pytest.mark.parametrize("globs", TABLES)
@@ -108,6 +108,6 @@ def test_of_a_table_that_is_being_copied_parts_build_what_the_driver_builds(
 ) -> None:
     copying(shop)
     right = tables_of(rebuilt(shop, delta(shop, "plain"), ("shop.items",)))
-    built = rebuilt(shop, delta(shop, "parts", Writer.DELTA_RS), ("shop.items",), spark)
+    built = rebuilt(shop, delta(shop, "parts", Writer.COPY_ON_WRITE), ("shop.items",), spark)
     assert tables_of(built) == right
     assert built.tables[ITEMS].state == TargetState.SNAPSHOTTING

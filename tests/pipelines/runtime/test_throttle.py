@@ -135,10 +135,10 @@ def test_a_table_that_slows_its_sink_down_is_told_and_no_more_when_it_does_not()
 
 @pytest.fixture(name="ground")
 def _ground(tmp_path: Path) -> ShopPipeline:
-    """With a lake that has all of the log, and one transaction more in it; delta-rs rewrites files."""
+    """With a lake that has all of the log, and one transaction more in it; its merges rewrite files."""
     ground = make_shop(tmp_path / "shop")
     lake, *others = ground.definition.sinks
-    rewriting = lake.model_copy(update={"writer": WriterChoice.DELTA_RS})
+    rewriting = lake.model_copy(update={"writer": WriterChoice.COPY_ON_WRITE})
     ground.definition = ground.definition.model_copy(update={"sinks": (rewriting, *others)})
     ground.drive("lake")
     put(ground, 1)

@@ -49,12 +49,12 @@ def add_features(uri: str, features: Collection[str]) -> int:
     return commit(uri, {"protocol": {**said, "writerFeatures": sorted(features)}})
 
 
-def sink_settings(folder: Path, writer: Writer = Writer.DELTA_RS) -> DeltaSettings:
+def sink_settings(folder: Path, writer: Writer = Writer.COPY_ON_WRITE) -> DeltaSettings:
     """The settings of a sink with its targets in the folder."""
     return DeltaSettings("lake", f"{folder}/lake/{{schema}}/{{table}}", writer)
 
 
-def filled_sink(folder: Path, writer: Writer = Writer.DELTA_RS) -> tuple[DeltaSink, str]:
+def filled_sink(folder: Path, writer: Writer = Writer.COPY_ON_WRITE) -> tuple[DeltaSink, str]:
     """An open sink whose target of shop.orders has three published rows, and the path of the target."""
     sink = DeltaSink(sink_settings(folder, writer))
     sink.open(LOG)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from deltalake import DeltaTable
+
 from cdc.position import Position
 from cdc.target_names import published_uri
 from cdc.targets.lake_reader import Lake, read_target
@@ -37,8 +39,8 @@ class MaintainedSink:
     settings: UpkeepSettings
     clock: Clock = field(default_factory=Clock)
     rounds: int = 0
-    writer: Writer = Writer.DELTA_RS
-    """delta-rs replaces the file of the first row in every round; the indexed writer keeps it."""
+    writer: Writer = Writer.COPY_ON_WRITE
+    """Copy-on-write replaces the file of the first row in every round; deletion vectors keep it."""
 
     def __post_init__(self) -> None:
         self.path = f"{self.folder}/{{schema}}/{{table}}"
@@ -73,6 +75,13 @@ class MaintainedSink:
     def files(self) -> set[str]:
         """Data files on the disk."""
         return {path.name for path in Path(self.uri).glob("*.parquet")}
+
+    def needed(self, *versions: int) -> set[str]:
+        """Data files of the kept cuts, of the newest version, and of these versions."""
+        lake = Lake.open(self.path)
+        kept = [lake.cut(Position(cut.position)).versions[self.uri] for cut in lake.cuts()]
+        tables = [DeltaTable(self.uri), *(DeltaTable(self.uri, version=version) for version in (*kept, *versions))]
+        return {Path(file).name for table in tables for file in table.file_uris()}
 
     def versions(self) -> set[int]:
         """Versions whose commits are on the disk."""

@@ -77,7 +77,7 @@ def test_a_delta_log_that_cannot_be_read_stops_its_table_alone_and_a_replay_make
     assert DeltaTable(orders).version() > version, "views and kept cuts must not find other rows in a known version"
 
 
-@pytest.mark.parametrize("writer", ["indexed", "delta-rs"])
+@pytest.mark.parametrize("writer", ["indexed", "copy-on-write"])
 @pytest.mark.parametrize("damage", [data_files_missing, data_files_cut_off])
 def test_a_data_file_that_cannot_be_read_stops_its_table_alone(
     tmp_path: Path, damage: Callable[[Path], None], writer: str

@@ -36,7 +36,7 @@ def noted(id_: int, position: int, note: str | None) -> Any:
     return whole(id_, position, "long", "1.00", note, ids=(2, 3, 4))
 
 
-@pytest.fixture(name="opened", params=["indexed", "delta-rs", pytest.param("spark", marks=pytest.mark.slow)])
+@pytest.fixture(name="opened", params=["indexed", "copy-on-write", pytest.param("spark", marks=pytest.mark.slow)])
 def _opened(request: pytest.FixtureRequest, tmp_path: Path) -> Opened:
     """Opens a driver of one sink; words are those of the rule for its tables."""
     spark = request.getfixturevalue("spark") if request.param == "spark" else None

@@ -30,7 +30,7 @@ TAGS = column(4, "tags", "integer[]", oid=1007)
 Opened = Callable[..., DeltaSink]
 
 
-@pytest.fixture(params=["indexed", "delta-rs", pytest.param("spark", marks=pytest.mark.slow)])
+@pytest.fixture(params=["indexed", "copy-on-write", pytest.param("spark", marks=pytest.mark.slow)])
 def opened(request, tmp_path: Path) -> Opened:
     """Opens a driver of one sink; words are those of its tables."""
     spark = request.getfixturevalue("spark") if request.param == "spark" else None

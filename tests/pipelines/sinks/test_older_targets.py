@@ -134,7 +134,7 @@ def sink_with_a_copy(folder: Path, writer: Writer) -> tuple[DeltaSink, str]:
     return sink, uri
 
 
-@pytest.mark.parametrize("writer", [Writer.INDEXED, Writer.DELTA_RS])
+@pytest.mark.parametrize("writer", [Writer.INDEXED, Writer.COPY_ON_WRITE])
 def test_a_directory_replaced_under_a_running_sink_is_noticed_before_the_next_commit(
     tmp_path: Path, writer: Writer
 ) -> None:
@@ -155,7 +155,7 @@ def test_a_directory_replaced_under_a_running_sink_is_noticed_before_the_next_co
     assert items_by_id(uri) == {2: "b", 3: "c", 4: "d", 5: "e"}
 
 
-@pytest.mark.parametrize("writer", [Writer.INDEXED, Writer.DELTA_RS])
+@pytest.mark.parametrize("writer", [Writer.INDEXED, Writer.COPY_ON_WRITE])
 def test_a_directory_replaced_between_the_start_of_a_sink_and_its_first_batch_is_noticed(
     tmp_path: Path, writer: Writer
 ) -> None:

@@ -164,7 +164,7 @@ def _lakes(tmp_path_factory: pytest.TempPathFactory) -> Lakes:
 def _sink(request: pytest.FixtureRequest, tmp_path: Path, lakes: Lakes, writer: Writer) -> DisturbedSink:
     """An open one, whose target of four rows in several small files has been written."""
     folder = tmp_path / "lake"
-    shutil.copytree(lakes(Writer.INDEXED if writer is Writer.INDEXED else Writer.DELTA_RS), folder)
+    shutil.copytree(lakes(Writer.INDEXED if writer is Writer.INDEXED else Writer.COPY_ON_WRITE), folder)
     settings = DeltaSettings("lake", f"{folder}/{{schema}}/{{table}}", writer)
     if writer is Writer.SPARK:
         request.getfixturevalue("with_delta")
@@ -194,7 +194,7 @@ def merged_beside(sink: DisturbedSink, client: Client) -> tuple[TableRecord, dic
     [pytest.param(client, marks=pytest.mark.slow if client is cluster else ()) for client in CHANGES],
 )
 @pytest.mark.parametrize(
-    "writer", [Writer.INDEXED, Writer.DELTA_RS, pytest.param(Writer.SPARK, marks=pytest.mark.slow)]
+    "writer", [Writer.INDEXED, Writer.COPY_ON_WRITE, pytest.param(Writer.SPARK, marks=pytest.mark.slow)]
 )
 def test_what_another_client_and_the_batch_did_are_both_there(
     sink: DisturbedSink, writer: Writer, client: Client
@@ -203,10 +203,8 @@ def test_what_another_client_and_the_batch_did_are_both_there(
 
     expected = EXPECTED | CHANGES[client]
     assert found == {key: item for key, item in expected.items() if item is not None}
-    # Spark has read what an append may belong to, delta-rs takes it as no concern of the batch; the indexed writer
-    # reads the commits of other clients before it merges
-    repeats = writer is not Writer.INDEXED and (client is not append or writer is Writer.SPARK)
-    assert (sink.strategy.attempts > 1) == repeats
+    # the indexed writer reads the commits of other clients before it merges
+    assert (sink.strategy.attempts > 1) == (writer is Writer.SPARK)
 
 
 @pytest.mark.parametrize(
@@ -214,8 +212,8 @@ def test_what_another_client_and_the_batch_did_are_both_there(
     [
         (Writer.INDEXED, name),
         (Writer.INDEXED, add_a_column),
-        (Writer.DELTA_RS, name),
-        (Writer.DELTA_RS, add_a_column),
+        (Writer.COPY_ON_WRITE, name),
+        (Writer.COPY_ON_WRITE, add_a_column),
         *(pytest.param(Writer.SPARK, client, marks=pytest.mark.slow) for client in (name, add_a_column)),
     ],
 )
@@ -226,7 +224,7 @@ def test_a_batch_is_merged_again_into_a_target_that_was_described_anew_meanwhile
 
     assert found == EXPECTED
     # the indexed writer reads the commits of other clients before it merges
-    assert sink.strategy.attempts > 1 or writer is Writer.INDEXED
+    assert sink.strategy.attempts > 1 or writer is not Writer.SPARK
     table = DeltaTable(record.target, version=record.version)
     kept = table.metadata().configuration if client is name else [field.name for field in table.schema().fields]
     assert "theirs" in kept

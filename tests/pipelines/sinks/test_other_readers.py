@@ -61,13 +61,13 @@ def test_the_guide_names_readers() -> None:
 
 
 @pytest.mark.usefixtures("with_delta")
-@pytest.mark.parametrize("writer", [Writer.AUTO, Writer.DELTA_RS], ids=str)
+@pytest.mark.parametrize("writer", [Writer.AUTO, Writer.COPY_ON_WRITE], ids=str)
 @pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader[0])
 def test_a_reader_returns_what_the_guide_says(
     reader: tuple[str, str, str], writer: Writer, target_of: Callable[[Writer], str], spark: SparkSession
 ) -> None:
     expression, *outcomes = reader
-    outcome = outcomes[writer is Writer.DELTA_RS]
+    outcome = outcomes[writer is Writer.COPY_ON_WRITE]
     names = {"uri": target_of(writer), "spark": spark, "pa": pa, "pl": pl}
     names |= {"DeltaTable": DeltaTable, "QueryBuilder": QueryBuilder}
     if outcome == "refuses":

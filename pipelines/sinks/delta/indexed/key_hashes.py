@@ -89,7 +89,9 @@ def _finish(states: np.ndarray, high: np.ndarray, low: np.ndarray) -> None:
 
 
 def can_hash(kind: pa.DataType) -> bool:
-    """Return whether a key column of this type can be hashed; nested types (list, map, struct) cannot."""
+    """Return whether executors can find a key column of this type by its hash. They leave lists to the driver, because
+    equal lists of floats may have several texts, so that their changes may be in several parts.
+    """
     return not pa.types.is_nested(kind)
 
 
@@ -138,4 +140,16 @@ def canonical_text(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     if pa.types.is_timestamp(kind):
         # Spark may have written nanoseconds
         return whole.cast(pa.timestamp("us", kind.tz), safe=False).cast(pa.int64()).cast(pa.large_string())
+    if pa.types.is_list(kind):
+        return _canonical_lists(whole)
     return whole.cast(pa.large_string())
+
+
+def _canonical_lists(lists: pa.ListArray) -> pa.Array:
+    """Convert lists to large binary values. Each element has its length before it, and a NULL is a mark of its own."""
+    elements = canonical_text(lists.flatten()).cast(pa.large_binary()).to_pylist()
+    framed = [b"-" if element is None else b"%d:%b" % (len(element), element) for element in elements]
+    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
+    ends = np.cumsum(lengths)
+    joined = [b"".join(framed[begin:end]) for begin, end in zip((ends - lengths).tolist(), ends.tolist(), strict=True)]
+    return pa.array(joined, pa.large_binary(), mask=lists.is_null().to_numpy(zero_copy_only=False))

@@ -111,7 +111,7 @@ def test_a_background_rewrite_of_a_file_that_waits_is_exact(rebuilt: Rebuilt) ->
     files = [*mine.table.files.by_path.values()]
     done = mine.table.rewrite(files, COLUMNS.names, mine.described, lambda _copied: None)
     mine.merge(delete(200, id=7))
-    assert mine.table.commit_rewrite(done, {}, COLUMNS)
+    assert mine.table.commit_rewrite(done, {})
     mine.merge(upsert(300, id=8, item="newest"))
     del expected[7]
     assert rebuilt.items() == expected | {3: "new", 8: "newest"}

@@ -17,7 +17,7 @@ from tests.contracts.folded import batch, gone, put
 from tests.pipelines.sinks.added_features import LOG, filled_sink, items_by_id, sink_settings
 
 
-@pytest.mark.parametrize("writer", [Writer.INDEXED, Writer.DELTA_RS])
+@pytest.mark.parametrize("writer", [Writer.INDEXED, Writer.COPY_ON_WRITE])
 def test_every_file_of_new_commits_and_every_directory_is_synced_once(tmp_path: Path, writer: Writer) -> None:
     sink, uri = filled_sink(tmp_path, writer)
     table, before = Path(uri), {*Path(uri).rglob("*")}
@@ -26,7 +26,7 @@ def test_every_file_of_new_commits_and_every_directory_is_synced_once(tmp_path: 
     new = {path for path in table.rglob("*") if path not in before and path.is_file()}
     unsynced = sink.parts.commits.unsynced(published.versions)
 
-    assert len(new) == (3 if writer is Writer.INDEXED else 2), "a data file and a commit, and one deletion vector"
+    assert len(new) == 3, "a data file and a commit, and one deletion vector or copy"
     assert {path for path in unsynced if path.is_file()} == new
     assert {path.parent for path in new} | {table} == {path for path in unsynced if path.is_dir()}
     sink.publish(published)
@@ -42,11 +42,12 @@ def test_files_in_subdirectories_bring_every_directory_up_to_the_table(tmp_path:
     log.mkdir(parents=True)
     (log / f"{3:020d}.json").write_text(
         '{"commitInfo": {}}\n{"add": {"path": "a%20b=1/c=2/part.parquet", "size": 1}}\n'
+        '{"cdc": {"path": "_change_data/c.parquet", "size": 1}}\n'
     )
 
     files = files_of_commits(table, 2, 5)
-    assert table / "a b=1" / "c=2" / "part.parquet" in files
-    assert {table, log, table / "a b=1", table / "a b=1" / "c=2"} <= files
+    assert {table / "a b=1" / "c=2" / "part.parquet", table / "_change_data" / "c.parquet"} <= files
+    assert {table, log, table / "a b=1", table / "a b=1" / "c=2", table / "_change_data"} <= files
 
 
 def test_a_table_in_an_object_store_needs_no_sync() -> None:

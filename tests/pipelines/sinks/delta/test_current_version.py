@@ -10,7 +10,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from cdc.errors import SinkUnavailable
-from pipelines.sinks.delta.current_version import CurrentVersion
+from pipelines.sinks.delta.current_version import CurrentVersion, IndexedCommit
 
 ROWS = pa.table({"id": [1]})
 
@@ -69,11 +69,11 @@ def test_delta_rs_reads_an_own_commit_when_it_is_needed(current: CurrentVersion)
     opened = current.table
     append(current)
     current.record_own_commit(1, 2, {"app": 9})
-    current.indexed_commit = 2
+    current.indexed_commit = IndexedCommit(2, 7)
 
     assert (current.number, opened.version()) == (2, 1)
     assert (current.contents.transactions, current.contents.file_count) == ({"app": 9}, None)
-    assert current.is_indexed_commit
+    assert current.copied == 7
     assert current.table.version() == 2
     assert current.last_column_change == 5
 

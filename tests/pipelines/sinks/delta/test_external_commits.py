@@ -17,7 +17,7 @@ from cdc.delta_protocol.commits import commit_file
 from cdc.targets.published_record import Published, TableRecord
 from pipelines.folding.history_changes import GenerationEnd
 from pipelines.runtime.sink_status_reporter import ExternalCommit, SinkFigures
-from pipelines.sinks.contract import TableBatch
+from pipelines.sinks.contract import SparkAwaited, TableBatch
 from pipelines.sinks.delta.delta_target import DeltaTarget
 from pipelines.sinks.delta.latest_state_strategy import LatestState
 from pipelines.sinks.delta.maintenance import COMPACT_ABOVE
@@ -25,6 +25,7 @@ from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink
 from tests.contracts.folded import ORDERS, batch, gone, part, put
 from tests.contracts.histories import ALL_SETTINGS
+from tests.pipelines.sinks.added_features import add_features
 from tests.pipelines.sinks.delta.small_files import add_small_files
 
 LOG = "log-1"
@@ -206,14 +207,18 @@ def test_a_foreign_commit_is_counted_and_stands_beside_its_table(sink: DeltaSink
 def test_a_target_that_is_written_without_its_index_says_why(sink: DeltaSink) -> None:
     progress = SinkFigures("shop", "lake", metrics.Metrics())
     progress.index_notice = sink.index_notice
-    progress.record_published(publish(sink, sink.apply(batch([put(1, "A", 45)], 40, 60))), lag=None, rows={})
+    record = sink.apply(batch([put(1, "A", 45)], 40, 60))
+    published = publish(sink, record)
+    progress.record_published(published, lag=None, rows={})
     assert [table.reason for table in progress.to_tables()] == [None]
-    table_of(sink).alter.set_table_properties({"delta.enableDeletionVectors": "false"})
-    progress.record_published(publish(sink, sink.apply(batch([put(1, "A", 65)], 60, 80))), lag=None, rows={})
+    add_features(record.target, ["deletionVectors", "columnMapping"])
+    with pytest.raises(SparkAwaited):
+        sink.apply(batch([put(1, "A", 65)], 60, 80))
+    progress.record_published(published, lag=None, rows={})
 
     (table,) = progress.to_tables()
     assert table.reason is not None
-    assert table.reason.endswith("written without the key index: deletion vectors are not enabled")
+    assert table.reason.endswith("written without the key index: the table has unsupported features columnMapping")
 
 
 @pytest.mark.parametrize("began", [None, 35], ids=["truncate", "generation end"])

@@ -174,7 +174,7 @@ def test_changes_during_a_rewrite_are_not_lost(tmp_path: Path, seed: int) -> Non
     if sources:
         done = table.table.rewrite(sources, COLUMNS.names, COLUMNS.names, lambda _: None)
         change(random.randrange(5), random.choice([KINDS, ["upsert", "delete"]]))
-        table.table.commit_rewrite(done, SIGNATURE, COLUMNS)
+        table.table.commit_rewrite(done, SIGNATURE)
     assert model.items == dict(items_in(table))
     change(6, ["upsert", "delete"])
     assert model.items == dict(items_in(table))

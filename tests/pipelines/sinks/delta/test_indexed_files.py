@@ -34,7 +34,7 @@ def test_files_have_no_bounds_of_floats(tmp_path: Path) -> None:
     table.table.read_commits()
     described = table.columns.names
     done = table.table.rewrite(list(table.table.files.by_path.values()), described, described, lambda _: None)
-    assert table.table.commit_rewrite(done, {}, table.columns)
+    assert table.table.commit_rewrite(done, {})
     for path in Path(table.uri).glob("*.parquet"):
         group = pq.ParquetFile(path).metadata.row_group(0)
         kept = {group.column(number).path_in_schema: group.column(number).statistics for number in range(4)}

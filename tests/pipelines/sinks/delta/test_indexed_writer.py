@@ -31,8 +31,8 @@ from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN
 from pipelines.sinks.delta.background_indexing import IndexingThread
 from pipelines.sinks.delta.indexed.delta_log import ATTEMPTS, LiveFiles, MetadataChanged
 from pipelines.sinks.delta.indexed_writer import refusal
+from pipelines.sinks.delta.table_properties import create_table
 from pipelines.sinks.delta.target_columns import OP, POSITION_KEY
-from pipelines.sinks.delta.target_layout import DELETION_VECTORS
 from tests.fixtures.examples import examples
 from tests.fixtures.waiting import until
 from tests.pipelines.sinks.added_features import add_features, commit
@@ -80,6 +80,12 @@ VARIANTS: Final = {
         ("day", "ok"),
     ),
 }
+MODES: Final[dict[str, dict[str, str]]] = {
+    "deletion vectors": VECTORS,
+    "vectors and copies in turn": VECTORS,
+    "no vectors": {},
+}
+"""How a merge removes rows → properties of the table."""
 PARTS: Final = ("a", "b c", "ü=%/", None)
 MORE: Final = [("n", pa.int64()), ("item", pa.string()), ("more", pa.int64()), ("part", pa.string())]
 
@@ -87,12 +93,16 @@ MORE: Final = [("n", pa.int64()), ("item", pa.string()), ("more", pa.int64()), (
 class Modelled:
     """A table, its model, and what may happen to it; `n` is the number of the key."""
 
-    def __init__(self, folder: str, variant: Variant, *, in_background: bool = False) -> None:
+    def __init__(
+        self, folder: str, variant: Variant, mode: str = "deletion vectors", *, in_background: bool = False
+    ) -> None:
         """in_background: whether a thread adds all new files of others to the index, when `read_keys` lets it."""
-        self.variant, self._numbers = variant, count()
+        self.variant, self.mode, self._numbers = variant, mode, count()
         self._may_read = Event()
         columns = columns_of(*variant.key.items(), *MORE)
-        self.mine = VectorTable(f"{folder}/table", columns, tuple(variant.key), variant.partition_by)
+        self.mine = VectorTable(
+            f"{folder}/table", columns, tuple(variant.key), variant.partition_by, properties=MODES[mode]
+        )
         if in_background:
             self.mine.thread = partial(IndexingThread, at_once=0, group_rows=3, begin=self._may_read.wait)
             self.reopen(1)
@@ -124,6 +134,7 @@ class Modelled:
 
     def merge(self, rows: list[Row]) -> None:
         """Merge rows."""
+        self.mine.copies = self.mode == "vectors and copies in turn" and not self.mine.copies
         self.mine.merge(*rows)
         self.model.merge(rows)
         self.repeated = rows
@@ -143,8 +154,7 @@ class Modelled:
         rows = [upsert(base, **self._values(n), item="narrow", part=PARTS[n % 4]) for n in {choice % 6, choice % 4}]
         columns = [found for found in self.mine.columns if found.name != "more"]
         self.mine.table.read_commits(newest_version(self.mine.uri))
-        source = source_of(pa.schema(columns), rows)
-        self.mine.table.merge(source, self.mine.marker(), self.mine.columns, self.mine.described)
+        self.mine.merge_source(source_of(pa.schema(columns), rows))
         self.model.merge(rows)
 
     def append(self, choice: int) -> None:
@@ -247,7 +257,9 @@ class Modelled:
         names = self.mine.columns.names
         rows = sorted(repr({name: row[name] for name in names}) for row in self.mine.rows())
         assert rows == self.model.sorted(names)
-        assert all(len(file.deleted) < (file.rows or 0) for file in self.mine.files().by_path.values())
+        files = self.mine.files().by_path.values()
+        assert all(len(file.deleted) < (file.rows or 0) for file in files)
+        assert self.mode != "no vectors" or not any(file.vector for file in files)
         self.snapshots[newest_version(self.mine.uri)] = list(self.model.rows)
 
 
@@ -259,13 +271,13 @@ STEPS = st.one_of(BATCH, BATCH, st.tuples(st.sampled_from(BY_OTHERS + TO_INDEX),
 
 
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
-@examples(2)
-@given(st.lists(STEPS, min_size=4, max_size=12), st.booleans())
+@examples(3)
+@given(st.lists(STEPS, min_size=4, max_size=12), st.booleans(), st.sampled_from(sorted(MODES)))
 def test_any_batches_and_changes_by_others_leave_the_rows_of_the_model(
-    variant: Variant, steps: list[tuple[str, Any]], in_background: bool
+    variant: Variant, steps: list[tuple[str, Any]], in_background: bool, mode: str
 ) -> None:
     with TemporaryDirectory() as folder:
-        modelled = Modelled(folder, variant, in_background=in_background)
+        modelled = Modelled(folder, variant, mode, in_background=in_background)
         for name, choice in steps:
             getattr(modelled, name)(choice)
             modelled.check()
@@ -278,12 +290,13 @@ def test_any_batches_and_changes_by_others_leave_the_rows_of_the_model(
 @given(
     st.lists(ROWS, min_size=1, max_size=6, unique_by=lambda row: row[0]),
     st.lists(st.tuples(st.sampled_from(BY_OTHERS[:5]), st.integers(0, 11)), min_size=1, max_size=ATTEMPTS - 1),
+    st.sampled_from(sorted(MODES)),
 )
 def test_commits_of_others_between_plan_and_commit_count(
-    rows: list[tuple[int, str, int, int]], commits: list[tuple[str, int]]
+    rows: list[tuple[int, str, int, int]], commits: list[tuple[str, int]], mode: str
 ) -> None:
     with TemporaryDirectory() as folder:
-        modelled, others = Modelled(folder, VARIANTS["partitioned"]), list[Callable[[], object]]()
+        modelled, others = Modelled(folder, VARIANTS["partitioned"], mode), list[Callable[[], object]]()
         modelled.batch([(number, "u", 0, 0) for number in range(6)])
         modelled.mine.close()
         modelled.mine.storage_class = lambda root: OthersFirst(root, others)
@@ -581,44 +594,37 @@ def metadata_of(uri: str, **changed: Any) -> dict[str, Any]:
 
 def refused(uri: str) -> str | None:
     """Return why the indexed writer does not write the table."""
-    return refusal(LiveFiles.read(LocalStorage(Path(uri))), pa.schema(DeltaTable(uri).schema().to_arrow()))
+    return refusal(LiveFiles.read(LocalStorage(Path(uri))))
 
 
-PROPERTIES: Final[dict[str, tuple[dict[str, str], str | None]]] = {
-    "vectors": (VECTORS, None),
-    "no vectors": ({}, "deletion vectors are not enabled"),
-    "change data feed": (VECTORS | {"delta.enableChangeDataFeed": "true"}, "property delta.enableChangeDataFeed"),
-    "append only": (VECTORS | {"delta.appendOnly": "true"}, "property delta.appendOnly"),
-    "no change data feed": (VECTORS | {"delta.enableChangeDataFeed": "false", "delta.appendOnly": "false"}, None),
+PROPERTIES: Final[dict[str, dict[str, str]]] = {
+    "vectors": VECTORS,
+    "no vectors": {},
+    "change data feed": {"delta.enableChangeDataFeed": "true"},
+    "append only": {"delta.appendOnly": "true"},
+    "check constraint": {"delta.constraints.positive": "id > 0"},
 }
 
 
-@pytest.mark.parametrize(("properties", "reason"), PROPERTIES.values(), ids=PROPERTIES)
-def test_a_table_with_properties_that_the_writer_does_not_follow_is_refused(
-    tmp_path: Path, properties: dict[str, str], reason: str | None
+@pytest.mark.parametrize("properties", PROPERTIES.values(), ids=PROPERTIES)
+def test_a_table_with_properties_that_the_writer_follows_is_not_refused(
+    tmp_path: Path, properties: dict[str, str]
 ) -> None:
-    DeltaTable.create(str(tmp_path), COLUMNS, configuration=properties)
-    found = refused(str(tmp_path))
-
-    assert found is None if reason is None else found is not None and reason in found
-
-
-def test_vectors_that_were_disabled_again_are_refused(two: VectorTable) -> None:
-    DeltaTable(two.uri).alter.set_table_properties({DELETION_VECTORS: "false"})
-    assert refused(two.uri) == "deletion vectors are not enabled"
+    create_table(str(tmp_path), COLUMNS, configuration=properties)
+    assert refused(str(tmp_path)) is None
 
 
 def test_unknown_features_are_named(two: VectorTable) -> None:
     add_features(two.uri, ["deletionVectors", "columnMapping", "timestampNtz", "checkConstraints"])
-    assert refused(two.uri) == "the table has unsupported features checkConstraints, columnMapping"
+    assert refused(two.uri) == "the table has unsupported features columnMapping"
 
 
-def test_columns_with_constraints_are_refused(two: VectorTable, tmp_path: Path) -> None:
-    strict = pa.schema([COLUMNS.field("id").with_nullable(False), *list(COLUMNS)[1:]])
-    DeltaTable.create(str(tmp_path / "strict"), strict, configuration=VECTORS)
-    assert refused(str(tmp_path / "strict")) == "the table has columns with constraints"
-    schema = json.loads(two.files().metadata["schemaString"])
-    schema["fields"][0]["metadata"] = {"delta.invariants": json.dumps({"expression": {"expression": "id > 0"}})}
-    commit(two.uri, metadata_of(two.uri, schemaString=json.dumps(schema)))
-
-    assert refused(two.uri) == "the table has columns with constraints"
+def test_what_an_older_protocol_does_not_name_as_a_feature_is_refused(tmp_path: Path) -> None:
+    table = VectorTable(str(tmp_path), properties={})
+    commit(table.uri, metadata_of(table.uri, configuration={"delta.columnMapping.mode": "name"}))
+    assert refused(table.uri) == "table property delta.columnMapping.mode is set"
+    schema = json.loads(table.files().metadata["schemaString"])
+    for key, kind in (("delta.generationExpression", "generated"), ("delta.identity.start", "identity")):
+        schema["fields"][0]["metadata"] = {key: "1"}
+        commit(table.uri, metadata_of(table.uri, schemaString=json.dumps(schema), configuration={}))
+        assert refused(table.uri) == f"the table has {kind} columns"

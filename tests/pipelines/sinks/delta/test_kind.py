@@ -39,9 +39,11 @@ def test_a_replay_into_a_directory_writes_all_targets_below_it(path: str, uri: s
 
 @pytest.mark.parametrize(
     ("writer", "has_delta", "can"),
-    [("auto", True, True), ("auto", False, False), ("delta-rs", True, False), ("spark", True, True)],
+    [("auto", True, True), ("auto", False, False), ("copy-on-write", True, False), ("spark", True, True)],
 )
-def test_executors_write_delta_tables_unless_only_delta_rs_may(writer: str, has_delta: bool, can: bool) -> None:
+def test_executors_write_delta_tables_unless_their_files_must_be_copied(
+    writer: str, has_delta: bool, can: bool
+) -> None:
     assert DeltaKind().executors_can_write(delta(writer=writer), lambda: has_delta) is can
 
 

@@ -30,7 +30,7 @@ def erased(uri: str) -> None:
     target.erase(TRUNCATED, None, 60, ERASED)
 
 
-def opened(folder: Path, writer: Writer = Writer.DELTA_RS) -> DeltaSink:
+def opened(folder: Path, writer: Writer = Writer.COPY_ON_WRITE) -> DeltaSink:
     sink = DeltaSink(DeltaSettings("lake", f"{folder}/lake/{{schema}}/{{table}}", writer))
     sink.open(LOG)
     return sink

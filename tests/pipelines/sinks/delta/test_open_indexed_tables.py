@@ -33,7 +33,6 @@ from tests.contracts.folded import ID, ITEM, ORDERS, PRICE, Row, batch, column, 
 from tests.pipelines.sinks.added_features import add_features, items_by_id
 
 SHAPE = RowShape(ORDERS, TypePolicy.EXACT)
-NO_VECTORS = "deletion vectors are not enabled"
 ON_DISK = 8
 """Entries from which a run is a file: few, so that an index is saved when it is closed."""
 
@@ -108,16 +107,33 @@ def test_a_checkpoint_is_written_now_and_then(opened: Opened) -> None:
     assert found == [f"{CHECKPOINT_EVERY:020d}.checkpoint.parquet"]
 
 
-def test_a_target_without_vectors_is_refused_until_it_has_them(tmp_path: Path) -> None:
-    target, indexed = create(str(tmp_path / "target"), has_vectors=False), IndexedTargets(None)
+def test_a_target_gets_vectors_as_soon_as_they_are_enabled(tmp_path: Path) -> None:
+    opened = Opened(create(str(tmp_path / "target"), has_vectors=False), IndexedTargets(None))
+    opened.merge(20, put(1, "a", 10), put(2, "b", 11))
+    assert opened.merge(40, put(1, "A", 30)) == {1: "A", 2: "b"}
+    assert "deletionVectors" not in (DeltaTable(opened.target.uri).protocol().writer_features or ())
+    DeltaTable(opened.target.uri).alter.set_table_properties({DELETION_VECTORS: "true"})
+    opened.target.refresh()
+    opened.merge(60, put(3, "c", 50), put(4, "d", 51))
+    opened.merge(80, put(3, "C", 70))
+
+    (table,) = opened.indexed.opened(opened.target)
+    assert [len(file.deleted) for file in table.files.by_path.values() if file.vector] == [1]
+
+
+def test_why_a_target_is_refused_is_logged_once_and_forgotten_with_the_reason(tmp_path: Path) -> None:
+    target, indexed = create(str(tmp_path / "target")), IndexedTargets(None)
+    add_features(target.uri, ["deletionVectors", "columnMapping"])
+    target.refresh()
+    reason = "the table has unsupported features columnMapping"
     with capture_logs() as logs:
         assert [indexed.can_merge(target, SHAPE.key) for _ in range(3)] == [False] * 3
-    assert [(entry["target"], entry["reason"]) for entry in logs] == [(target.uri, NO_VECTORS)]
-    assert indexed.refused == {target.uri: NO_VECTORS}
-    DeltaTable(target.uri).alter.set_table_properties({DELETION_VECTORS: "true"})
-    opened = Opened(target, indexed)
+    assert [(entry["target"], entry["reason"]) for entry in logs] == [(target.uri, reason)]
+    assert indexed.refused == {target.uri: reason}
+    add_features(target.uri, ["deletionVectors"])
+    target.refresh()
 
-    assert opened.merge(20, put(1, "a", 10)) == {1: "a"}
+    assert indexed.can_merge(target, SHAPE.key)
     assert indexed.refused == {}
 
 
@@ -138,16 +154,6 @@ def test_a_target_may_have_a_file_url(tmp_path: Path) -> None:
     opened.merge(20, put(1, "a", 10), put(2, "b", 11))
 
     assert opened.merge(40, put(1, "A", 30), gone(2, 31)) == {1: "A"}
-
-
-def test_a_key_of_a_nested_type_is_refused(tmp_path: Path) -> None:
-    tags = RowShape(replace(ORDERS, columns=(ID, column(2, "tags", "integer[]", oid=1007))), TypePolicy.EXACT)
-    target = DeltaTarget.create(str(tmp_path), "log-1", NewTarget(ORDERS, tags.columns, TargetLayout(has_vectors=True)))
-    indexed = IndexedTargets(None)
-
-    assert not indexed.can_merge(target, ("id", "tags"))
-    assert indexed.refused == {target.uri: "a key column has a nested type"}
-    assert indexed.can_merge(target, ("id",))
 
 
 def test_a_log_that_cannot_be_read_is_refused_while_that_is_so(opened: Opened) -> None:
@@ -227,7 +233,7 @@ def test_what_changes_between_the_choice_of_the_writer_and_the_merge_counts(open
     opened.indexed.merge(opened.target, source, SHAPE.key, TxnMarker(opened.target.app_id, 40))
     assert items_by_id(opened.target.uri) == {2: "B", 3: "c"}
     assert opened.indexed.can_merge(opened.target, SHAPE.key)
-    DeltaTable(opened.target.uri).alter.set_table_properties({DELETION_VECTORS: "false"})
+    add_features(opened.target.uri, ["deletionVectors", "columnMapping"])
     opened.target.refresh()
     with pytest.raises(CommitFailedError, match="between the choice of the writer and the merge"):
         opened.indexed.merge(opened.target, source, SHAPE.key, TxnMarker(opened.target.app_id, 60))
@@ -314,20 +320,17 @@ def operations(record: TableRecord) -> list[str]:
     ]
 
 
-def test_a_sink_merges_by_its_index_and_records_why_it_does_not(tmp_path: Path) -> None:
-    first = sink_with(tmp_path / "vectors", Writer.INDEXED)
-    first.apply(batch([put(1, "a", 10), put(2, "b", 11)], 0, 20))
-    record = first.apply(batch([put(1, "A", 30), gone(2, 31)], 20, 40))
-    assert (items_by_id(record.target), first.parts.writers.indexed.refused) == ({1: "A"}, {})
-    assert operations(record) == ["cdc", "cdc"]
-    first.close()
-    sink_with(tmp_path / "plain", Writer.DELTA_RS).apply(batch([put(1, "a", 10), put(2, "b", 11)], 0, 20))
-    second = sink_with(tmp_path / "plain", Writer.INDEXED)
-    record = second.apply(batch([put(1, "A", 30), gone(2, 31)], 20, 40))
+@pytest.mark.parametrize("writer", [Writer.INDEXED, Writer.COPY_ON_WRITE])
+def test_a_sink_merges_by_its_index(tmp_path: Path, writer: Writer) -> None:
+    sink = sink_with(tmp_path, writer)
+    sink.apply(batch([put(1, "a", 10), put(2, "b", 11)], 0, 20))
+    record = sink.apply(batch([put(1, "A", 30), gone(2, 31)], 20, 40))
 
-    assert items_by_id(record.target) == {1: "A"}
-    assert second.parts.writers.indexed.refused == {record.target: NO_VECTORS}
-    assert [engine.split(":")[0] for engine in operations(record)] == ["delta-rs"]
+    assert (items_by_id(record.target), sink.parts.writers.indexed.refused) == ({1: "A"}, {})
+    assert operations(record) == ["cdc", "cdc"]
+    assert ("deletionVectors" in (DeltaTable(record.target).protocol().writer_features or ())) == (
+        writer is Writer.INDEXED
+    )
 
 
 def test_a_sink_merges_on_after_a_new_column(tmp_path: Path) -> None:
@@ -378,7 +381,10 @@ def test_rows_of_an_older_version_are_not_found_in_the_index(opened: Opened) -> 
 
 
 def test_rows_of_a_target_without_an_index_are_not_found(tmp_path: Path) -> None:
-    assert found(Opened(create(str(tmp_path / "target"), has_vectors=False), IndexedTargets(None)), 1) is None
+    target = create(str(tmp_path / "target"))
+    add_features(target.uri, ["deletionVectors", "columnMapping"])
+    target.refresh()
+    assert found(Opened(target, IndexedTargets(None)), 1) is None
 
 
 def test_only_rows_whose_column_is_null_are_found_by_their_own_index(opened: Opened) -> None:

@@ -56,4 +56,4 @@ def test_the_record_is_next_to_the_targets_unless_it_has_a_path() -> None:
 
 
 def test_the_writer_of_a_definition_is_the_writer_of_the_sink() -> None:
-    assert DeltaSettings("lake", PATH, writer="delta-rs").writer is Writer.DELTA_RS  # type: ignore[arg-type]
+    assert DeltaSettings("lake", PATH, writer="copy-on-write").writer is Writer.COPY_ON_WRITE  # type: ignore[arg-type]

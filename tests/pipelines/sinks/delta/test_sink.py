@@ -23,12 +23,13 @@ from tests.contracts.histories import ALL_SETTINGS
 from tests.pipelines.sinks.delta.test_sink_parts import settings_in
 
 
-@pytest.mark.parametrize("writer", [Writer.DELTA_RS, Writer.INDEXED])
+@pytest.mark.parametrize("writer", [Writer.COPY_ON_WRITE, Writer.INDEXED])
 def test_what_a_batch_had_to_write_again_is_counted_and_what_it_added_is_not(tmp_path: Path, writer: Writer) -> None:
     sink = DeltaSink(DeltaSettings("lake", f"{tmp_path}/{{schema}}/{{table}}", writer=writer))
     sink.open("log-1")
     rewritten = []
-    for number, rows in enumerate([[put(1, "a", 10)], [put(2, "new", 30)], [put(1, "A", 50)], []]):
+    first = [put(1, "a", 10), put(2, "b", 11)]
+    for number, rows in enumerate([first, [put(3, "new", 30)], [put(1, "A", 50)], []]):
         record = sink.apply(batch(rows, number * 20, number * 20 + 20))
         sink.publish(Published(record.position, 0, {record.relation: record}))
         rewritten.append(sink.commit_rate.rewritten)

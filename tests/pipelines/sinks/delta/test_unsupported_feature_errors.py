@@ -22,8 +22,8 @@ from tests.pipelines.sinks.maintained_sink import MaintainedSink
 def test_a_table_with_features_that_nobody_here_writes_stops_alone_and_says_which(tmp_path: Path) -> None:
     ground = make_shop(tmp_path / "shop")
     lake, find = ground.definition.sinks
-    by_delta_rs = lake.model_copy(update={"writer": WriterChoice.DELTA_RS})
-    ground = replace(ground, definition=ground.definition.model_copy(update={"sinks": (by_delta_rs, find)}))
+    by_copying = lake.model_copy(update={"writer": WriterChoice.COPY_ON_WRITE})
+    ground = replace(ground, definition=ground.definition.model_copy(update={"sinks": (by_copying, find)}))
     ground.drive("lake", 1_100)
     before = ground.lake()["shop.orders"]
     add_features(f"{tmp_path}/shop/lake/shop/orders", ["rowTracking", "domainMetadata"])

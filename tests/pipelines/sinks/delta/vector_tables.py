@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,7 @@ class OthersFirst(LocalStorage):
 
 @dataclass
 class VectorTable:
-    """A Delta table with deletion vectors, and the indexed writer that merges rows into it."""
+    """A Delta table, by default with deletion vectors, and the indexed writer that merges rows into it."""
 
     uri: str
     columns: pa.Schema = COLUMNS
@@ -92,13 +92,19 @@ class VectorTable:
     """As in KeyIndex: few, so that the index is saved when it is closed."""
     thread: Callable[[], IndexingThread] = IndexingThread
     """Makes the thread that reads keys in the background."""
+    properties: Mapping[str, str] = field(default_factory=lambda: VECTORS)
+    """Properties of the table when it is created."""
+    copies: bool = False
+    """As in IndexedTable.merge."""
 
     def __post_init__(self) -> None:
         if DeltaTable.is_deltatable(self.uri):
             table = DeltaTable(self.uri)
         else:
             partition_by = list(self.partition_by) or None
-            table = DeltaTable.create(self.uri, self.columns, configuration=VECTORS, partition_by=partition_by)
+            table = DeltaTable.create(
+                self.uri, self.columns, partition_by=partition_by, configuration={**self.properties}
+            )
         self.app_id = APP if self.relation is None else f"{APP}/{self.relation}"
         self._versions = count((table.transaction_version(self.app_id) or 0) + 1)
         self.table = self.open()
@@ -142,7 +148,11 @@ class VectorTable:
 
     def merge_unread(self, *rows: Row) -> None:
         """Merge rows without reading the commits of other clients first."""
-        self.table.merge(source_of(self.columns, rows), self.marker(), self.columns, self.described)
+        self.merge_source(source_of(self.columns, rows))
+
+    def merge_source(self, source: pa.Table) -> int:
+        """Merge source rows, which may lack columns; return the bytes of the files that were written again."""
+        return self.table.merge(source, self.marker(), self.columns, self.described, copies=self.copies)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the rows that delta-rs reads, in a fixed order."""
