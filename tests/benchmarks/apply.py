@@ -40,7 +40,7 @@ PARTIAL = 0.2
 BATCHES = {"batch_10k": (10_000, 20), "batch_2m": (2_000_000, 1)}
 """(changes, how many) of those that the peer is compared by."""
 QUICK_BATCHES = {"batch_10k": (1_000, 1), "batch_2m": (10_000, 1)}
-OTHERS = {"indexed": Writer.INDEXED, "delta_rs": Writer.DELTA_RS, "spark": Writer.SPARK}
+OTHERS = {"indexed": Writer.INDEXED, "copy_on_write": Writer.COPY_ON_WRITE, "spark": Writer.SPARK}
 WRITERS = {"": apply_large.DEFAULT_WRITER, **{f".{name}": writer for name, writer in OTHERS.items()}}
 """End of a figure's key → writer; the first one is the default of a definition."""
 KINDS = {

@@ -19,7 +19,7 @@ from tests.fixtures.s3 import KEY, KEY_ID, s3_server
 
 DIVISOR = 50
 """Divisor of the rows of the largest target."""
-BATCHES = {Writer.INDEXED: 20, Writer.DELTA_RS: 5}
+BATCHES, PEER_BATCHES = 20, 5
 
 
 def figures() -> dict[str, Figure]:
@@ -34,17 +34,17 @@ def figures() -> dict[str, Figure]:
 
 def measure(random: np.random.Generator, rows: int, found: dict[str, Figure]) -> None:
     """Measure batches of 1,000 keys in a target with a fiftieth of the rows."""
-    count, seconds = rows // DIVISOR, dict[Writer, list[float]]()
+    count = rows // DIVISOR
     with _bucket() as uri:
-        for writer, batches in BATCHES.items():
-            with filled(count, Kind(writer, bucket_uri=f"{uri}/{writer.value}")) as target:
-                target.apply(chosen(random, 0, count))
-                target.finish_index()
-                seconds[writer] = [target.apply(chosen(random, 0, count)).seconds for _ in range(batches)]
-                if writer is Writer.INDEXED:
-                    found["rows_differing.indexed.bucket_1m"].values.append(target.differing())
-                target.close()
-    ours, theirs = seconds[Writer.INDEXED], seconds[Writer.DELTA_RS]
+        with filled(count, Kind(Writer.INDEXED, bucket_uri=f"{uri}/indexed")) as target:
+            target.apply(chosen(random, 0, count))
+            target.finish_index()
+            ours = [target.apply(chosen(random, 0, count)).seconds for _ in range(BATCHES)]
+            found["rows_differing.indexed.bucket_1m"].values.append(target.differing())
+            target.close()
+        with filled(count, Kind(Writer.COPY_ON_WRITE, bucket_uri=f"{uri}/peer")) as target:
+            target.close()
+            theirs = [target.merge_with_delta_rs(chosen(random, 0, count)).seconds for _ in range(PEER_BATCHES)]
     found["merge_ms.indexed.bucket_1m_1k"].values.append(float(np.median(ours)) * 1e3)
     found["merge_p90_ms.indexed.bucket_1m_1k"].values.append(float(np.quantile(ours, 0.9)) * 1e3)
     found["vs_delta_rs_merge.bucket_1m_1k"].values.append(float(np.median(theirs) / np.median(ours)))

@@ -83,6 +83,6 @@ class AnonymousMemory:
 
 def _peer(random: np.random.Generator, rows: int) -> float:
     """Return the median seconds of a batch of 1,000 random keys by delta-rs."""
-    with filled(rows, Kind(Writer.DELTA_RS)) as target:
-        target.apply(chosen(random, 0, rows))
-        return median(target.apply(chosen(random, 0, rows)) for _ in range(PEER_BATCHES)).seconds
+    with filled(rows, Kind(Writer.COPY_ON_WRITE)) as target:
+        target.close()
+        return median(target.merge_with_delta_rs(chosen(random, 0, rows)) for _ in range(PEER_BATCHES)).seconds

@@ -49,5 +49,5 @@ def _kinds(session: SparkSession, rows: int) -> tuple[Kind, Kind]:
     parted = SinkRule(match=TOPIC, transform=computed, partition_by=("bucket",))
     return (
         Kind(Writer.SPARK, (vectors,), session),
-        Kind(Writer.DELTA_RS, (parted,), session, lambda ids: ids % buckets),
+        Kind(Writer.COPY_ON_WRITE, (parted,), session, lambda ids: ids % buckets),
     )

@@ -129,7 +129,7 @@ def _entry(file: dict[str, Any], position: int, number: int) -> dict[str, Any]:
 
 def _target(folder: Path, files: int) -> DeltaTarget:
     """Open a new target, and add so many files that do not exist."""
-    sink = DeltaSink(DeltaSettings("lake", f"{folder}/lake/{{schema}}/{{table}}", Writer.DELTA_RS))
+    sink = DeltaSink(DeltaSettings("lake", f"{folder}/lake/{{schema}}/{{table}}", Writer.COPY_ON_WRITE))
     sink.open("bench")
     target = DeltaTarget.open(sink.apply(_empty_batch(ITEMS)).target)
     assert target is not None
