@@ -111,6 +111,9 @@ def test_equal_keys_of_several_tables_are_rows_of_their_own(lake):
 def test_a_merge_leaves_the_files_of_other_tables_alone(lake):
     sink = lake.driver()
     record = begun(sink)[-1]
+    assert lake.writer is not Writer.SPARK or not [
+        done for done in DeltaTable(record.target).history() if done["operation"] == "MERGE"
+    ]
     files = pa.table(DeltaTable(record.target).get_add_actions(flatten=True))
     others = files.filter(pc.not_equal(files["partition._relation"], 2))["path"].to_pylist()
     apply(sink, WEST, [put(1, "W-1", 30), gone(2, 31)], 20, 40)

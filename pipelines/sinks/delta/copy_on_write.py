@@ -10,14 +10,14 @@ small files, and with it the cost of a merge into all of them, would grow with e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from cdc.delta_protocol.table_storage import TableStorage
 from cdc.failpoint import hit
 from pipelines.sinks.delta import file_compaction
-from pipelines.sinks.delta.file_compaction import partition_of, together
+from pipelines.sinks.delta.file_compaction import small_by_partition, together
 from pipelines.sinks.delta.indexed.delta_log import LiveFile
 
 SMALL: Final = 16 << 20
@@ -40,7 +40,7 @@ class FileRewriter:
     """The columns that get file statistics."""
     _written: dict[_Group, LiveFile] = field(default_factory=dict)
 
-    def write(self, files: Iterable[LiveFile]) -> list[LiveFile]:
+    def write(self, files: Sequence[LiveFile]) -> list[LiveFile]:
         """Return new data files with the live rows of `files`, which no commit has added yet.
 
         files: data files with at least one live row. Their `deleted` also has the rows that the merge removes.
@@ -56,20 +56,15 @@ class FileRewriter:
         return self._written[group]
 
 
-def _groups(files: Iterable[LiveFile]) -> Iterator[Sequence[LiveFile]]:
+def _groups(files: Sequence[LiveFile]) -> Iterator[Sequence[LiveFile]]:
     """Divide data files into groups that are written into one file each."""
-    by_partition: dict[tuple[tuple[str, str | None], ...], list[LiveFile]] = {}
-    for file in files:
-        if file.add["size"] < SMALL:
-            by_partition.setdefault(partition_of(file), []).append(file)
-        else:
-            yield [file]
-    for partition in by_partition.values():
-        small = sorted(partition, key=lambda file: int(file.add["size"]))
-        while small:
-            group = together(small)
+    yield from ([file] for file in files if file.add["size"] >= SMALL)
+    for small in small_by_partition(files, SMALL):
+        remaining = small
+        while remaining:
+            group = together(remaining)
             yield group
-            small = small[len(group) :]
+            remaining = remaining[len(group) :]
 
 
 def _at_once(_copied: int) -> None:

@@ -68,19 +68,24 @@ def small_files(files: Iterable[LiveFile], limit: int) -> list[LiveFile]:
 
     A file is small if it has less than `limit` bytes. The list is empty if no partition has two small files.
     """
+    most = max(small_by_partition(files, limit), key=len, default=[])
+    return most if len(most) > 1 else []
+
+
+def small_by_partition(files: Iterable[LiveFile], limit: int) -> list[list[LiveFile]]:
+    """Return the files with less than `limit` bytes of each partition that has any, the smallest first."""
     by_partition: dict[tuple[tuple[str, str | None], ...], list[LiveFile]] = {}
     for file in files:
         if file.add["size"] < limit:
-            by_partition.setdefault(partition_of(file), []).append(file)
-    most = max(by_partition.values(), key=len, default=[])
-    return sorted(most, key=lambda file: int(file.add["size"])) if len(most) > 1 else []
+            by_partition.setdefault(_partition(file), []).append(file)
+    return [sorted(small, key=lambda file: int(file.add["size"])) for small in by_partition.values()]
 
 
 def together(files: Sequence[LiveFile]) -> list[LiveFile]:
     """Return files to rewrite into one: the first file, then others of its partition, up to TOGETHER bytes in total."""
     chosen, size = list[LiveFile](), 0
     for file in files:
-        if chosen and partition_of(file) != partition_of(chosen[0]):
+        if chosen and _partition(file) != _partition(chosen[0]):
             continue
         size += file.add["size"]
         if chosen and size > TOGETHER:
@@ -101,7 +106,9 @@ def write(
     columns: the columns of the table; others are left out. described: the columns that get file statistics. pace:
     function that is called with the number of copied bytes; it may wait, or raise an exception to stop.
     """
-    path, statistics, starts = new_data_path(), FileStatistics(described), list[int]()
+    path = new_data_path()
+    statistics = FileStatistics(described)
+    starts = list[int]()
     with ExitStack() as opened:
         files = [opened.enter_context(storage.open(source.path)) for source in sources]
         # INT96, which Spark may have written, has years that nanoseconds do not have
@@ -202,8 +209,7 @@ def _without(storage: TableStorage, file: LiveFile, deleted: BitMap) -> LiveFile
     return file.without(deleted, vector, data_change=False)
 
 
-def partition_of(file: LiveFile) -> tuple[tuple[str, str | None], ...]:
-    """Return the partition columns of a data file with their values as text."""
+def _partition(file: LiveFile) -> tuple[tuple[str, str | None], ...]:
     return tuple(sorted((file.add.get("partitionValues") or {}).items()))
 
 

@@ -512,7 +512,7 @@ class IndexedTable:
 
         changes: the actions of the change data files.
         """
-        added = [*removed.files, *(one.file for one in new)]
+        added = [*removed.files, *(written.file for written in new)]
         hit("delta_indexed_before_commit")
         info = commit_info("MERGE", engineInfo="cdc", **{TXN_NAMED: marker["txn"]["appId"]})
         actions = [info, *removed.actions, *({"add": file.add} for file in added), *changes, marker]
@@ -548,7 +548,9 @@ class IndexedTable:
         rewriter: writes the data files of the rows again; None: the rows get deletion vectors.
         """
         path_of = self._paths
-        kept, paths, actions = list[LiveFile](), list[str](), list[Action]()
+        kept = list[LiveFile]()
+        paths = list[str]()
+        actions = list[Action]()
         for number in np.unique(found.files).tolist():
             gone = found.rows[found.files == number].astype(np.uint32)
             file = self.files.by_path[path_of[number]]

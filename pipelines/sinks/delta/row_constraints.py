@@ -27,7 +27,9 @@ INVARIANT: Final = "delta.invariants"
 def has_constraints(files: LiveFiles, columns: pa.Schema) -> bool:
     """Return whether a table restricts the values of its rows. columns: the columns of the table."""
     checks = any(name.startswith(CHECK) for name in files.configuration)
-    return checks or INVARIANT in str(files.metadata.get("schemaString")) or not all(one.nullable for one in columns)
+    return (
+        checks or INVARIANT in str(files.metadata.get("schemaString")) or not all(column.nullable for column in columns)
+    )
 
 
 def check_constraints(files: LiveFiles, rows: pa.Table, columns: pa.Schema) -> None:

@@ -56,7 +56,9 @@ def test_the_change_data_feed_has_exactly_the_changes_of_each_batch(
             }
             stored = {row["id"] for row in table.rows()}
             table.merge(*made.values())
-            gone, come, kinds = Counter[str](), Counter[str](), Counter[tuple[int, str]]()
+            gone = Counter[str]()
+            come = Counter[str]()
+            kinds = Counter[tuple[int, str]]()
             for row in changes_of(table, columns):
                 kinds[row["id"], row["_change_type"]] += 1
                 image = repr({name: row[name] for name in columns.names})

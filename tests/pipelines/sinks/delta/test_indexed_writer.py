@@ -97,7 +97,9 @@ class Modelled:
         self, folder: str, variant: Variant, mode: str = "deletion vectors", *, in_background: bool = False
     ) -> None:
         """in_background: whether a thread adds all new files of others to the index, when `read_keys` lets it."""
-        self.variant, self.mode, self._numbers = variant, mode, count()
+        self.variant = variant
+        self.mode = mode
+        self._numbers = count()
         self._may_read = Event()
         columns = columns_of(*variant.key.items(), *MORE)
         self.mine = VectorTable(
